@@ -1,0 +1,1 @@
+"""The driver: who does what, and when. The top storey."""

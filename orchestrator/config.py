@@ -1,0 +1,95 @@
+"""The whole configuration of a run: sections of the driver, composed with those of the storeys below.
+
+Values only. What makes a combination right is decided in `orchestrator/checks.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from state.config import CheckpointConfig, Frozen, RefConfig
+from workers.config import (
+    AlgorithmConfig,
+    ModelConfig,
+    RolloutConfig,
+    SamplingConfig,
+    TrainConfig,
+    WeightsConfig,
+)
+
+
+class RunConfig(Frozen):
+    name: str = "run"
+    dir: str | None = None
+    """Run directory. Unset: `runs/NAME`."""
+    seed: int = Field(default=0, ge=0)
+
+
+class LoopConfig(Frozen):
+    mode: Literal["sync", "async"] = "sync"
+    """`sync`: generate, train, publish. `async`: the next rollout is generated while this one is trained on."""
+    num_rollout: int = Field(default=1, ge=0)
+    """Rollouts of the whole run; a resumed run does what is left of them."""
+    start_rollout_id: int | None = Field(default=None, ge=0)
+    """Overrides where a checkpoint says to start."""
+    update_weights_interval: int = Field(default=1, ge=1)
+    """Publish to the engines after every so many rollouts."""
+
+
+class DataConfig(Frozen):
+    path: str | None = None
+    """JSONL file of prompts."""
+    generator: str | None = None
+    """A registered generator or an import path `package.module:function`, instead of `path`."""
+    input_key: str = "prompt"
+    label_key: str = "label"
+    apply_chat_template: bool = False
+    shuffle: bool = True
+    """A new order each epoch, from `run.seed`."""
+    max_prompt_len: int = Field(default=1024, ge=1)
+    """Prompts of more tokens are left out and counted."""
+
+
+class RewardConfig(Frozen):
+    name: str | None = None
+    """A registered reward or an import path `package.module:function`."""
+    timeout_s: float = Field(default=30.0, gt=0)
+    """Limit of one sample; one that exceeds it is counted and left out."""
+
+
+class EvalConfig(Frozen):
+    interval: int | None = Field(default=None, ge=1)
+    """Evaluate after every so many rollouts, and before the first of a process. Unset: never."""
+    data: DataConfig | None = None
+    reward: RewardConfig | None = None
+    """Unset: the training reward."""
+    sampling: SamplingConfig = SamplingConfig(temperature=0.0)
+    n_samples_per_prompt: int = Field(default=1, ge=1)
+    max_prompts: int = Field(default=64, ge=1)
+
+
+class ClusterConfig(Frozen):
+    address: str | None = None
+    """Ray cluster to join. Unset: `RAY_ADDRESS`, else a local one that ends with the run."""
+    placement_timeout_s: float = Field(default=300.0, gt=0)
+    """Limit of waiting for resources."""
+
+
+class Config(Frozen):
+    """One run. YAML sections and `--section.key` flags have these names."""
+
+    run: RunConfig = RunConfig()
+    loop: LoopConfig = LoopConfig()
+    model: ModelConfig = ModelConfig()
+    ref: RefConfig = RefConfig()
+    train: TrainConfig = TrainConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    data: DataConfig = DataConfig()
+    reward: RewardConfig = RewardConfig()
+    eval: EvalConfig = EvalConfig()
+    weights: WeightsConfig = WeightsConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    cluster: ClusterConfig = ClusterConfig()

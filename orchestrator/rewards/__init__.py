@@ -1,0 +1,1 @@
+"""Rewards by name or import path."""

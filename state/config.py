@@ -1,0 +1,43 @@
+"""Options about slots and checkpoints. A leaf: imports pydantic alone, so that wrong options are refused fast."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Frozen(BaseModel):
+    """Base of every section: immutable, no unknown keys, no silent coercion."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class RefConfig(Frozen):
+    """The reference policy of the KL term. It is held as a slot of its own as soon as a KL term is on."""
+
+    load: str | None = None
+    """Checkpoint or Hugging Face directory of the reference. Unset: the weights a fresh actor would start from."""
+    ckpt_step: int | None = None
+    """Iteration of `ref.load`; never applies to any other slot. Unset: what its tracker names."""
+    tier: Literal["copy", "device"] = "copy"
+    """Where its bytes rest: `copy` in host memory, `device` beside the actor (a borrow is a pointer swap)."""
+
+
+class CheckpointConfig(Frozen):
+    """Where runs are saved and what they continue from."""
+
+    save: str | None = None
+    """Directory for checkpoints. Unset: `checkpoints/` in the run directory once `save_interval` is set."""
+    save_interval: int | None = Field(default=None, ge=1)
+    """Save after every so many rollouts, and after the last. Unset: never."""
+    keep: int | None = Field(default=None, ge=1)
+    """Newest checkpoints to keep. Unset: all."""
+    load: str | None = None
+    """Directory to continue from. Unset: `save`, so that the same command continues a run."""
+    ckpt_step: int | None = Field(default=None, ge=0)
+    """Iteration of the actor to load. Unset: what the tracker names."""
+    resume: Literal["auto", "must"] = "auto"
+    """`auto`: a missing checkpoint is a warning and a fresh start. `must`: an error."""
+    weights_only: bool = False
+    """Load weights without optimizer, random state and data cursor; start at rollout 0."""

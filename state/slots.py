@@ -1,0 +1,83 @@
+"""Words for sets of weights: which slot, which version, where the bytes came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+
+class Slot(StrEnum):
+    """One complete set of weights that a worker holds."""
+
+    ACTOR = "actor"
+    REF = "ref"
+    TEACHER = "teacher"
+    OLD_ACTOR = "old_actor"
+    CRITIC = "critic"
+
+
+PRIMARY_SLOTS = (Slot.ACTOR, Slot.CRITIC)
+
+
+class Tier(StrEnum):
+    """Where the bytes of a slot rest while another one is resident (DESIGN: what a borrow costs)."""
+
+    COPY = "copy"
+    DEVICE = "device"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WeightId:
+    """Names one set of actor weights in a run: which start of the gang, trained for how many rollout steps."""
+
+    incarnation: int
+    version: int
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}.{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerId:
+    """One rank of one training role in one run."""
+
+    run: str
+    role: str
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.run}/{self.role}/{self.rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where the bytes of a slot came from."""
+
+    kind: Literal["random", "huggingface", "checkpoint", "step", "snapshot"]
+    detail: str
+    iteration: int | None = None
+
+    @staticmethod
+    def random(seed: int) -> Provenance:
+        return Provenance("random", f"seed {seed}")
+
+    @staticmethod
+    def huggingface(path: str) -> Provenance:
+        return Provenance("huggingface", path)
+
+    @staticmethod
+    def checkpoint(path: str, iteration: int | None) -> Provenance:
+        return Provenance("checkpoint", path, iteration)
+
+    @staticmethod
+    def step(rollout_id: int) -> Provenance:
+        return Provenance("step", f"step {rollout_id}", rollout_id)
+
+    @staticmethod
+    def snapshot(version: int) -> Provenance:
+        return Provenance("snapshot", f"snapshot of actor@{version}", version)
+
+    def __str__(self) -> str:
+        at = f" @ {self.iteration}" if self.kind == "checkpoint" and self.iteration is not None else ""
+        return self.detail + at

@@ -1,0 +1,1 @@
+"""Advantages, KL, policy losses. Pure torch: no Megatron, no Ray."""

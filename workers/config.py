@@ -1,0 +1,137 @@
+"""Options of the actors that hold weights. A leaf: imports pydantic alone."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from state.config import Frozen
+
+
+class ModelConfig(Frozen):
+    """The model that all slots share."""
+
+    hf_checkpoint: str | None = None
+    """Hugging Face directory: config, tokenizer and weights."""
+    config: dict[str, Any] | None = None
+    """A Hugging Face config (with `model_type`) for random weights, instead of `hf_checkpoint`."""
+    tokenizer: str | None = None
+    """Tokenizer directory. Unset: `hf_checkpoint`."""
+    megatron_to_hf_mode: Literal["raw", "bridge"] = "raw"
+    """`raw`: starts from native checkpoints (`slotwise convert`). `bridge`: starts from `hf_checkpoint` directly."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Dtype of live weights in training and engines."""
+
+
+class TrainConfig(Frozen):
+    """The training gang and its optimizer."""
+
+    num_workers: int = Field(default=1, ge=1)
+    """Ranks of the gang; data parallel size is `num_workers / (TP x PP x CP)`."""
+    tensor_model_parallel_size: int = Field(default=1, ge=1)
+    pipeline_model_parallel_size: int = Field(default=1, ge=1)
+    context_parallel_size: Literal[1] = 1
+    """Context parallelism needs an attention core that packs sequences; only 1 is offered."""
+    global_batch_size: int | None = Field(default=None, ge=1)
+    """Samples per optimizer step. Give this or `num_steps_per_rollout`."""
+    num_steps_per_rollout: int | None = Field(default=None, ge=1)
+    """Optimizer steps per rollout. Unset, with `global_batch_size` unset: 1."""
+    max_tokens_per_micro_batch: int = Field(default=8192, ge=1)
+    """Padded tokens of one micro-batch; a longer sample goes alone."""
+    use_distributed_optimizer: bool = True
+    """Shard optimizer state over data-parallel ranks."""
+    lr: float = Field(default=1e-6, gt=0)
+    min_lr: float = Field(default=0.0, ge=0)
+    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
+    lr_warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps of linear warm-up; with 0 the first step runs at `lr`."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    adam_beta2: float = Field(default=0.95, ge=0, lt=1)
+    adam_eps: float = Field(default=1e-8, gt=0)
+    clip_grad: float = Field(default=1.0, ge=0)
+    """Global gradient norm to clip to; 0 switches clipping off."""
+    cpus_per_worker: float = Field(default=1.0, gt=0)
+    """CPUs that Ray reserves for one rank."""
+    gpus_per_worker: float = Field(default=0.0, ge=0)
+    """GPUs that Ray reserves for one rank; 0 trains on the CPU."""
+    timeout_s: float = Field(default=600.0, gt=0)
+    """Limit of one call to the gang (a training step, a save, an init)."""
+    setup_hook: str | None = None
+    """Import path `package.module:function`, called with the worker before it initialises (tests, tracing)."""
+    megatron: dict[str, Any] = Field(default_factory=dict)
+    """Passed through to Megatron's TransformerConfig and OptimizerConfig; checked against their fields."""
+
+
+class AlgorithmConfig(Frozen):
+    """What is optimised."""
+
+    advantage_estimator: Literal["grpo"] = "grpo"
+    """`grpo`: reward minus the mean of its group (DeepSeekMath, arXiv 2402.03300)."""
+    normalize_by_std: bool = True
+    """Divide advantages by the standard deviation of their group."""
+    old_logprobs: Literal["recompute", "engine"] | None = None
+    """Log-probs of the behaviour policy in the importance ratio: recomputed by the resident actor before its first
+    step (right only when the actor is still what generated), or the engine's. Unset: `recompute` in `sync` loops;
+    asynchronous loops must choose."""
+    use_kl_loss: bool = False
+    kl_loss_coef: float = Field(default=0.0, ge=0)
+    """Weight of KL(actor, ref) as a loss term."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Weight of KL(actor, ref) as a penalty on the reward."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL per token (Schulman, 'Approximating KL Divergence', 2020)."""
+    eps_clip: float = Field(default=0.2, gt=0, lt=1)
+    eps_clip_high: float | None = Field(default=None, gt=0)
+    """Upper clip (DAPO, arXiv 2503.14476). Unset: `eps_clip`."""
+    entropy_coef: float = Field(default=0.0, ge=0)
+    loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    """Mean over all loss tokens of a step; mean over sequences of their token means; sum over a constant."""
+
+    @property
+    def needs_ref(self) -> bool:
+        return (self.use_kl_loss and self.kl_loss_coef > 0) or self.kl_coef > 0
+
+
+class SamplingConfig(Frozen):
+    """How tokens are drawn."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    """Log-probs are always of the policy at this temperature. 0 is greedy, for evaluation only."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    """0: off."""
+    max_response_len: int = Field(default=256, ge=1)
+    stop_token_ids: tuple[int, ...] = ()
+    """Beside the model's own end tokens."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response; they stay in it."""
+
+
+class RolloutConfig(SamplingConfig):
+    """The engines and what is sampled from them."""
+
+    engine: Literal["embedded"] = "embedded"
+    """`embedded`: transformers inside the engine's actor."""
+    num_engines: int = Field(default=1, ge=1)
+    rollout_batch_size: int = Field(default=32, ge=1)
+    """Prompts per rollout."""
+    n_samples_per_prompt: int = Field(default=8, ge=1)
+    max_batch_size: int = Field(default=256, ge=1)
+    """Sequences that one engine generates at once."""
+    cpus_per_engine: float = Field(default=1.0, gt=0)
+    gpus_per_engine: float = Field(default=0.0, ge=0)
+    timeout_s: float = Field(default=600.0, gt=0)
+    """Limit of one rollout."""
+
+
+class WeightsConfig(Frozen):
+    """How weights travel from trainers to engines."""
+
+    transport: Literal["distributed"] = "distributed"
+    """A process group between trainers and engines: nccl on GPUs, gloo on CPUs."""
+    bucket_bytes: int = Field(default=512 * 1024 * 1024, ge=1)
+    """Tensors are sent in buckets of about this size; a bigger tensor goes alone."""
+    timeout_s: float = Field(default=300.0, gt=0)
+    """Limit of each phase of a publish."""

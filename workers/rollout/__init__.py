@@ -1,0 +1,1 @@
+"""Rollout engines: one protocol, and one file per engine."""
