@@ -1,0 +1,248 @@
+"""The ranks of one training role agree unanimously, or nothing happens.
+
+attest (each rank) -> agree (pure, on the driver) -> Quorum -> publishing/saving (each rank checks its part of the
+quorum) -> ActorPermit. Senders and checkpoint writers take the permit as an argument; there is no other way to one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from state.digest import MASK64, PieceDigest, Region, ShardDigest, TensorDigest, summarise
+from state.errors import InvariantViolation
+from state.slots import PRIMARY_SLOTS, Slot, WeightId, WorkerId
+
+Purpose = Literal["publish", "save"]
+
+
+class GangDisagreement(InvariantViolation):
+    """The ranks of a gang do not hold the same, clean, recorded weights. `problems` has one line per finding."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("the gang does not agree:\n" + "\n".join(f"  - {p}" for p in self.problems))
+
+
+class PermitVoid(InvariantViolation):
+    """Weights were to be read outside the scope, or for another purpose, than the gang had agreed to."""
+
+
+@dataclass(frozen=True, slots=True)
+class GangId:
+    """Which gang a rank belongs to: its size, which start of the run this is, and what it was configured with."""
+
+    world_size: int
+    incarnation: int
+    config_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attestation:
+    """What one rank swears to. `live` is hashed from the bytes that the model computes with; None: it has none."""
+
+    worker: WorkerId
+    gang: GangId
+    state: str
+    slot: Slot | None
+    version: int | None
+    live: ShardDigest | None
+    recorded: str | None
+    transition: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """The attestations of all ranks, found unanimous. Single use; void on a rank that moved since it attested.
+
+    `transitions` and `summaries` are indexed by rank. `tensors` are the digests of the whole tensors, summed over
+    shards, sorted by name. `holders` says for each tensor which ranks hold it, one replica of each region.
+    """
+
+    publish_id: str
+    run: str
+    role: str
+    slot: Slot
+    weights: WeightId
+    config_hash: str
+    transitions: tuple[int, ...]
+    summaries: tuple[str, ...]
+    tensors: tuple[TensorDigest, ...]
+    holders: Mapping[str, tuple[tuple[int, Region], ...]]
+
+    @property
+    def digest(self) -> str:
+        """One short fingerprint of all tensors, for people."""
+        return summarise(f"{t.name} {t.dtype} {t.shape} {t.value:016x}" for t in self.tensors)
+
+
+def agree(attestations: Iterable[Attestation], publish_id: str) -> Quorum:
+    """Find the ranks unanimous, or raise GangDisagreement with every finding and the ranks it is about."""
+    by_rank = sorted(attestations, key=lambda a: a.worker.rank)
+    _refuse(_completeness(by_rank))
+    _refuse([*_cleanliness(by_rank), *_unanimity(by_rank)])
+    tensors, holders, findings = _compose(by_rank)
+    _refuse(findings)
+    first = by_rank[0]
+    assert first.slot is not None
+    assert first.version is not None
+    return Quorum(
+        publish_id=publish_id,
+        run=first.worker.run,
+        role=first.worker.role,
+        slot=first.slot,
+        weights=WeightId(first.gang.incarnation, first.version),
+        config_hash=first.gang.config_hash,
+        transitions=tuple(a.transition for a in by_rank),
+        summaries=tuple(a.live.summary for a in by_rank if a.live is not None),
+        tensors=tensors,
+        holders=holders,
+    )
+
+
+def _refuse(findings: Sequence[str]) -> None:
+    if findings:
+        raise GangDisagreement(findings)
+
+
+def _completeness(by_rank: Sequence[Attestation]) -> list[str]:
+    if not by_rank:
+        return ["nobody attested"]
+    expected, present = set(range(by_rank[0].gang.world_size)), [a.worker.rank for a in by_rank]
+    findings = []
+    if missing := sorted(expected - set(present)):
+        findings.append(f"{_ranks(missing)} did not attest")
+    if extra := sorted({r for r in present if r not in expected or present.count(r) > 1}):
+        findings.append(f"{_ranks(extra)} attested twice or do not belong to a gang of {len(expected)}")
+    return findings
+
+
+def _cleanliness(by_rank: Sequence[Attestation]) -> list[str]:
+    findings = []
+    for a in by_rank:
+        if a.slot not in PRIMARY_SLOTS or a.state != f"resident.{a.slot}":
+            why = f" ({a.detail})" if a.detail else ""
+            findings.append(f"rank {a.worker.rank} is in state {a.state}{why}; only a resident primary slot can leave it")
+        elif a.live is None or a.live.summary != a.recorded:
+            live = None if a.live is None else a.live.summary
+            findings.append(
+                f"rank {a.worker.rank} has live bytes {live} but recorded {a.recorded} for {a.slot}@{a.version}"
+            )
+    return findings
+
+
+def _unanimity(by_rank: Sequence[Attestation]) -> list[str]:
+    questions: dict[str, Callable[[Attestation], Hashable]] = {
+        "run and role": lambda a: f"{a.worker.run}/{a.worker.role}",
+        "gang size": lambda a: a.gang.world_size,
+        "slot": lambda a: a.slot,
+        "version": lambda a: a.version,
+        "incarnation": lambda a: a.gang.incarnation,
+        "config": lambda a: a.gang.config_hash,
+    }
+    findings = []
+    for question, answer in questions.items():
+        ranks_by_answer: dict[Hashable, list[int]] = defaultdict(list)
+        for a in by_rank:
+            ranks_by_answer[answer(a)].append(a.worker.rank)
+        if len(ranks_by_answer) > 1:
+            said = "; ".join(f"{_ranks(ranks)}: {value}" for value, ranks in ranks_by_answer.items())
+            findings.append(f"{question} differs: {said}")
+    return findings
+
+
+def _compose(
+    by_rank: Sequence[Attestation],
+) -> tuple[tuple[TensorDigest, ...], dict[str, tuple[tuple[int, Region], ...]], list[str]]:
+    """Add shards up to whole tensors. Ranks with equal shard summaries are replicas: one of them speaks for all."""
+    representatives: dict[str, Attestation] = {}
+    for a in by_rank:
+        if a.live is not None:
+            representatives.setdefault(a.live.summary, a)
+    by_name: dict[str, dict[Region, tuple[int, PieceDigest]]] = defaultdict(dict)
+    findings: list[str] = []
+    for a in representatives.values():
+        assert a.live is not None
+        for piece in a.live.pieces:
+            rank, known = by_name[piece.name].setdefault(piece.region, (a.worker.rank, piece))
+            if (known.dtype, known.value) != (piece.dtype, piece.value):
+                findings.append(
+                    f"ranks {rank} and {a.worker.rank} hold the same shard of {piece.name} with different bytes "
+                    f"({known.dtype} {known.value:016x} and {piece.dtype} {piece.value:016x})"
+                )
+    tensors, holders = [], {}
+    for name in sorted(by_name):
+        regions = by_name[name]
+        findings.extend(_coverage(name, list(regions)))
+        dtypes = sorted({piece.dtype for _, piece in regions.values()})
+        if len(dtypes) > 1:
+            findings.append(f"shards of {name} have different dtypes: {', '.join(dtypes)}")
+        shape = next(iter(regions)).full_shape
+        value = sum(piece.value for _, piece in regions.values()) & MASK64
+        tensors.append(TensorDigest(name, dtypes[0], shape, value))
+        holders[name] = tuple((rank, region) for region, (rank, _) in regions.items())
+    return tuple(tensors), holders, findings
+
+
+def _coverage(name: str, regions: Sequence[Region]) -> list[str]:
+    if len({r.full_shape for r in regions}) > 1:
+        return [f"shards of {name} belong to tensors of different shapes: {sorted({r.full_shape for r in regions})}"]
+    findings = [
+        f"shards of {name} overlap: {a.offset}+{a.shape} and {b.offset}+{b.shape}"
+        for i, a in enumerate(regions)
+        for b in regions[:i]
+        if _overlap(a, b)
+    ]
+    held, full = sum(r.numel for r in regions), Region.whole(regions[0].full_shape).numel
+    if not findings and held != full:
+        findings.append(f"shards of {name} hold {held} of its {full} elements: some rank's part is missing")
+    return findings
+
+
+def _overlap(a: Region, b: Region) -> bool:
+    return all(
+        max(x, y) < min(x + m, y + n) for x, m, y, n in zip(a.offset, a.shape, b.offset, b.shape, strict=True)
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+class ActorPermit:
+    """Leave to read the agreed weights for one purpose, while the machine that handed it out stays in that state.
+
+    Only `SlotMachine` makes permits: `_minted_by` must be its own mint, which no other module can reach by accident.
+    """
+
+    def __init__(self, quorum: Quorum, purpose: Purpose, _minted_by: object) -> None:
+        if _minted_by is not _MINT:
+            raise PermitVoid("a permit is handed out by SlotMachine.publishing() or .saving(), never constructed")
+        self.quorum = quorum
+        self.purpose = purpose
+        self._valid = True
+
+    @property
+    def weights(self) -> WeightId:
+        return self.quorum.weights
+
+    def require(self, purpose: Purpose) -> None:
+        """Raise PermitVoid unless this permit is for `purpose` and its scope has not ended."""
+        if not self._valid:
+            raise PermitVoid(f"the permit {self.quorum.publish_id} has ended: its {self.purpose} is over")
+        if purpose != self.purpose:
+            raise PermitVoid(f"the permit {self.quorum.publish_id} is for {self.purpose}, not for {purpose}")
+
+    def revoke(self) -> None:
+        self._valid = False
+
+
+_MINT = object()
+
+
+def mint_permit(quorum: Quorum, purpose: Purpose) -> ActorPermit:
+    """For SlotMachine alone: the caller has checked that `quorum` holds for its rank."""
+    return ActorPermit(quorum, purpose, _MINT)

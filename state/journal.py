@@ -1,0 +1,77 @@
+"""What happened, in order: a bounded memory of it, and an append-only JSONL file that survives a kill at any byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+REMEMBERED = 512
+
+
+class Journal:
+    """One writer per file. Entries are numbered by `seq` from 1, without gaps, over all processes that wrote the file.
+
+    A line is one write of one complete line, so a reader sees whole entries and at most one torn tail; opening the
+    file for writing cuts that tail and says so in an entry of kind `recovered`.
+    """
+
+    def __init__(self, path: Path, source: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._source = source
+        self._lock = threading.Lock()
+        self._recent: deque[dict[str, Any]] = deque(maxlen=REMEMBERED)
+        whole, torn = _whole_lines(path)
+        self._seq = _last_seq(whole)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        if torn:
+            os.ftruncate(self._fd, len(whole))
+            self.append("recovered", torn_bytes=torn)
+
+    def append(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Write one entry and return it. `at` is wall time in seconds, for people: order is by `seq`."""
+        with self._lock:
+            self._seq += 1
+            entry = {"seq": self._seq, "kind": kind, "source": self._source, "at": round(time.time(), 6), **fields}
+            os.write(self._fd, (json.dumps(entry, separators=(",", ":")) + "\n").encode())
+            self._recent.append(entry)
+            return entry
+
+    def recent(self) -> tuple[dict[str, Any], ...]:
+        """The newest entries of this process, oldest first, at most 512."""
+        return tuple(self._recent)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def read_journal(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole entries of a journal file; a torn tail is left out. A damaged line in the middle raises ValueError."""
+    whole, _ = _whole_lines(path)
+    for number, line in enumerate(whole.decode().splitlines(), 1):
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}:{number} is not a journal entry: {line[:80]!r}") from error
+        if not isinstance(entry, dict):
+            raise ValueError(f"{path}:{number} is not a journal entry: {line[:80]!r}")
+        yield entry
+
+
+def _whole_lines(path: Path) -> tuple[bytes, int]:
+    """The file up to and with its last newline, and how many bytes follow it."""
+    content = path.read_bytes() if path.exists() else b""
+    end = content.rfind(b"\n") + 1
+    return content[:end], len(content) - end
+
+
+def _last_seq(whole: bytes) -> int:
+    if not whole:
+        return 0
+    last = whole[:-1].rsplit(b"\n", 1)[-1]
+    return int(json.loads(last)["seq"])
