@@ -1,0 +1,143 @@
+"""What every rollout engine can do, whatever runs inside it.
+
+An engine tells the truth about itself: it generates only with the weights it was asked for, and it swears to what it
+holds by digests computed in its own process. Whether those are the right ones is decided outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from state.digest import TensorDigest
+from state.slots import WeightId
+from workers.batch import FinishReason
+from workers.config import SamplingConfig
+from workers.weights.manifest import Manifest
+from workers.weights.rendezvous import Rendezvous
+from workers.weights.send_plan import SendPlan
+
+
+class EngineRefused(RuntimeError):
+    """The engine will not do this now; its weights and requests are as they were. The message says why."""
+
+
+class WeightsMismatch(RuntimeError):
+    """Names, shapes, dtypes or digests of an update are not those of the engine's model."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One response wanted. Equal seeds on equal prompts give equal samples, whatever they are batched with."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateResult:
+    """One response.
+
+    `response_ids` include the token (or tokens of the string) that ended it. `logprobs` are float32, one for each
+    response token, of the policy at the sampling temperature before any top-p or top-k cut (at temperature 0: of the
+    policy itself). `versions` are the weights that generated the tokens, in order.
+    """
+
+    request_id: str
+    response_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    versions: tuple[WeightId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """An engine's own word about itself; reading it waits for nothing.
+
+    `weights` are those of the last committed publish, or None: nothing was ever committed, an update is under way
+    (`updating` is its publish id), or one came to nothing (`torn` says why).
+    """
+
+    engine_id: str
+    weights: WeightId | None
+    updating: str | None
+    torn: str | None
+    paused: bool
+    in_flight: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What an engine holds, hashed inside its process: every tensor by its Hugging Face name, sorted by name."""
+
+    engine_id: str
+    publish_id: str | None
+    tensors: tuple[TensorDigest, ...]
+
+
+def mismatches(expected: Sequence[TensorDigest], held: Sequence[TensorDigest]) -> tuple[str, ...]:
+    """In words, every tensor in which two sets differ; empty only when they are equal. Pure."""
+    wanted, found = {t.name: t for t in expected}, {t.name: t for t in held}
+    words: list[str] = []
+    for name in sorted(wanted.keys() | found.keys()):
+        if name not in found:
+            words.append(f"{name}: missing in the engine")
+        elif name not in wanted:
+            words.append(f"{name}: in the engine only")
+        elif (found[name].dtype, found[name].shape) != (wanted[name].dtype, wanted[name].shape):
+            words.append(
+                f"{name}: {found[name].dtype} {list(found[name].shape)} in the engine, "
+                f"{wanted[name].dtype} {list(wanted[name].shape)} published"
+            )
+        elif found[name].value != wanted[name].value:
+            words.append(f"{name}: digest {found[name].value:016x} in the engine, {wanted[name].value:016x} published")
+    return tuple(words)
+
+
+class RolloutEngine(Protocol):
+    """The verbs of an engine. An update goes: pause, flush, begin_update, receive, prove, then commit or abort,
+    and after a commit resume."""
+
+    def generate(
+        self, requests: Sequence[GenerateRequest], sampling: SamplingConfig, expected: WeightId
+    ) -> tuple[GenerateResult, ...]:
+        """One result per request, in their order. `EngineRefused` unless it serves exactly `expected`."""
+        ...
+
+    def pause(self) -> None:
+        """Ends what is in flight within a token (`finish_reason` abort) and refuses new requests until `resume`."""
+        ...
+
+    def resume(self) -> None:
+        """`EngineRefused` unless weights are committed."""
+        ...
+
+    def flush(self) -> None:
+        """Drops everything computed with the current weights. `EngineRefused` while requests are in flight."""
+        ...
+
+    def begin_update(self, manifest: Manifest) -> None:
+        """From here the engine holds no weights to speak of. `EngineRefused` unless paused and idle,
+        `WeightsMismatch` naming the tensors when the manifest is not of this model."""
+        ...
+
+    def receive(self, plan: SendPlan, rendezvous: Rendezvous) -> int:
+        """Takes part in the transfer and fills its parameters; returns the bytes received."""
+        ...
+
+    def prove(self) -> Proof:
+        """Hashes what it holds."""
+        ...
+
+    def commit(self, manifest: Manifest) -> None:
+        """Declares the manifest's weights. `EngineRefused` unless all of them arrived and the last proof equals it."""
+        ...
+
+    def abort(self, reason: str) -> None:
+        """Gives up all claim to any weights, until the next update."""
+        ...
+
+    def view(self) -> EngineView: ...
