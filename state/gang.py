@@ -125,7 +125,7 @@ def _cleanliness(by_rank: Sequence[Attestation]) -> list[str]:
     for a in by_rank:
         if a.slot not in PRIMARY_SLOTS or a.state != f"resident.{a.slot}":
             why = f" ({a.detail})" if a.detail else ""
-            findings.append(f"rank {a.worker.rank} is in state {a.state}{why}; only a resident primary slot can leave it")
+            findings.append(f"rank {a.worker.rank} is in state {a.state}{why}; only a resident primary can leave it")
         elif a.live is None or a.live.summary != a.recorded:
             live = None if a.live is None else a.live.summary
             findings.append(
@@ -203,9 +203,7 @@ def _coverage(name: str, regions: Sequence[Region]) -> list[str]:
 
 
 def _overlap(a: Region, b: Region) -> bool:
-    return all(
-        max(x, y) < min(x + m, y + n) for x, m, y, n in zip(a.offset, a.shape, b.offset, b.shape, strict=True)
-    )
+    return all(max(x, y) < min(x + m, y + n) for x, m, y, n in zip(a.offset, a.shape, b.offset, b.shape, strict=True))
 
 
 def _ranks(ranks: Sequence[int]) -> str:

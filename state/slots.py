@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 
 class Slot(StrEnum):
@@ -81,3 +81,57 @@ class Provenance:
     def __str__(self) -> str:
         at = f" @ {self.iteration}" if self.kind == "checkpoint" and self.iteration is not None else ""
         return self.detail + at
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRecord:
+    """What is known of the bytes of one slot (of one version of it, for the old_actor ring).
+
+    `digest` is the summary of this rank's shard, minted when the slot was filled or a step was committed.
+    """
+
+    slot: Slot
+    version: int
+    digest: str
+    provenance: Provenance
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """What one worker's machine is doing, at one moment: an immutable value, replaced at each transition.
+
+    `resident` is the record of the resident slot, None when none is. `transition` counts this machine's transitions,
+    `since` is the wall time of the last one, `trigger` its name, `detail` says why (poisoned: what happened).
+    """
+
+    worker: WorkerId
+    world_size: int
+    incarnation: int
+    state: str
+    transition: int
+    trigger: str
+    since: float
+    resident: SlotRecord | None = None
+    detail: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The row that `slotwise slots` shows."""
+        record = self.resident
+        return {
+            "worker": str(self.worker),
+            "role": self.worker.role,
+            "rank": self.worker.rank,
+            "world_size": self.world_size,
+            "incarnation": self.incarnation,
+            "state": self.state,
+            "slot": record.slot if record else None,
+            "version": record.version if record else None,
+            "digest": record.digest if record else None,
+            "provenance": str(record.provenance) if record else None,
+            "tier": record.tier if record else None,
+            "since": self.since,
+            "transition": self.transition,
+            "last_transition": self.trigger,
+            "detail": self.detail,
+        }

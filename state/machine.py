@@ -1,0 +1,425 @@
+"""SlotMachine: the one place where residency changes.
+
+    cold -> load … load -> ready        init: every slot is filled and recorded, the primary ends up live and verified
+    with borrow(REF): …                 another slot computes; the primary is back afterwards, whatever happened
+    with step(k): …                     the optimizer may write; on exit the new bytes have a version and a digest
+    attest -> (agree) -> with publishing(quorum) | saving(quorum) as permit: …      bytes may leave
+
+Work happens *between* two triggers, never in a callback: the first trigger says what is about to happen to the live
+bytes, the second that it did. Anything that goes wrong in between ends in `poisoned`, or provably where it began.
+The lock goes around triggers only; `view()` reads one immutable value and never waits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from transitions import MachineError
+
+from state import lifecycle
+from state.ambient import Ambient
+from state.digest import ShardDigest
+from state.errors import InvariantViolation
+from state.gang import ActorPermit, Attestation, GangId, PermitVoid, Purpose, Quorum, mint_permit
+from state.journal import Journal
+from state.slots import Provenance, Slot, SlotRecord, SlotView, WorkerId
+from state.store import Key, NotHeld, SlotStore
+
+RESTORABLE = ("loading", "switching")
+
+
+class SlotViolation(InvariantViolation):
+    """Something was asked of the slots that may not happen in their present state; nothing was done."""
+
+
+class Poisoned(InvariantViolation):
+    """Bytes were moving when an error came, or are not what was recorded: the live weights are not to be trusted."""
+
+
+class MasterWeights(Protocol):
+    """What the machine must know of the optimizer that trains the primary."""
+
+    def finish_gather(self) -> None:
+        """Complete any outstanding gather of updated parameters, so that live bytes are final."""
+
+    def master_mismatches(self) -> list[str]:
+        """Names of parameters whose master weights, cast to the model's dtype, differ from the live bytes."""
+
+
+class NoOptimizer:
+    """For workers that never train."""
+
+    def finish_gather(self) -> None:
+        return
+
+    def master_mismatches(self) -> list[str]:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Poison:
+    origin: str
+    reason: str
+
+
+class StepScope:
+    """Handed out by `step`: the trainer says when the optimizer is about to write."""
+
+    def __init__(self) -> None:
+        self.wrote = False
+
+    def before_write(self) -> None:
+        """Call right before parameters or optimizer state may change. From here on an error is fatal to the worker."""
+        self.wrote = True
+
+
+class SlotMachine:
+    """Governs which slot is live on one worker. See the module's docstring for the shape of its use.
+
+    `store` holds the bytes, `optimizer` the masters of the primary, `ambient` what a borrow must leave untouched.
+    `keep_old_actors` bounds the ring of old_actor versions.
+    """
+
+    def __init__(
+        self,
+        store: SlotStore,
+        *,
+        worker: WorkerId,
+        gang: GangId,
+        journal: Journal,
+        ambient: Ambient,
+        primary: Slot = Slot.ACTOR,
+        optimizer: MasterWeights | None = None,
+        keep_old_actors: int = 1,
+    ) -> None:
+        self._store = store
+        self._worker = worker
+        self._gang = gang
+        self._journal = journal
+        self._ambient = ambient
+        self._primary = Key(primary)
+        self._optimizer: MasterWeights = optimizer or NoOptimizer()
+        self._keep_old_actors = keep_old_actors
+        self._records: dict[Key, tuple[SlotRecord, ShardDigest]] = {}
+        self._poison: _Poison | None = None
+        self._spent: set[str] = set()
+        self._lock = threading.RLock()
+        self._life = lifecycle.Lifecycle(primary)
+        self._view = SlotView(worker, gang.world_size, gang.incarnation, self.state, 0, "created", time.time())
+        journal.append("created", **self._identity(), slots={s: store.tier(s) for s in store.slots}, primary=primary)
+
+    # ---- reading ---------------------------------------------------------------------------------------------
+
+    def view(self) -> SlotView:
+        """What is live right now. Never blocks, whatever the worker is doing."""
+        return self._view
+
+    def record(self, slot: Slot, version: int | None = None) -> SlotRecord:
+        """What is recorded of a slot; `version` for old_actor."""
+        return self._recorded(Key(slot, version))[0]
+
+    @property
+    def primary(self) -> Slot:
+        return self._primary.slot
+
+    @property
+    def state(self) -> str:
+        return self._life.state
+
+    # ---- filling ---------------------------------------------------------------------------------------------
+
+    def load(self, slot: Slot, loader: Callable[[], object], provenance: Provenance, *, version: int = 0) -> SlotRecord:
+        """Fill `slot`: `loader()` writes the live tensors. `version` is what its weights were trained for."""
+        key = Key(slot, version if slot is Slot.OLD_ACTOR else None)
+        tier = self._store.tier(slot)
+        if key == self._primary and key in self._records and self._records[key][0].version > version:
+            self._refuse(f"load {slot}@{version}: it is at version {self._records[key][0].version}, which only grows")
+        with self._moving("load", slot, provenance=str(provenance)):
+            self._store.begin_fill(key, self._primary)
+            loader()
+            self._store.end_fill(key)
+            digest = self._store.digest()
+            record = SlotRecord(slot, version, digest.summary, provenance, tier)
+            self._records[key] = (record, digest)
+            self._fire("loaded", slot, record)
+        return record
+
+    def ready(self) -> None:
+        """Last act of init: the primary is resident, its bytes are the recorded ones, and so are its masters."""
+        if self.state != lifecycle.resident(self.primary):
+            self._switch(self._primary)
+        record, digest = self._recorded(self._primary)
+        live = self._store.digest()
+        if live != digest:
+            self._fail(f"live bytes {live.summary} are not the recorded {digest.summary} of {self.primary}")
+            raise Poisoned(f"{self._worker}: init ended with other bytes than were loaded into {self.primary}")
+        if wrong := self._optimizer.master_mismatches():
+            self._fail(f"master weights differ from {self.primary} in {len(wrong)} parameters: {', '.join(wrong[:5])}")
+            raise Poisoned(
+                f"{self._worker}: the optimizer's master weights are not those of {self.primary}: "
+                f"{len(wrong)} parameters differ, among them {', '.join(wrong[:5])}"
+            )
+        self._fire("ready", self.primary, record)
+
+    def snapshot(self, slot: Slot) -> SlotRecord:
+        """Fill `slot` (old_actor, or ref to refresh it) with the clean, resident actor. Live bytes do not move."""
+        self._must_be(lifecycle.resident(self.primary), f"snapshot {slot}")
+        source, digest = self._recorded(self._primary)
+        key = Key(slot, source.version if slot is Slot.OLD_ACTOR else None)
+        record = SlotRecord(
+            slot, source.version, source.digest, Provenance.snapshot(source.version), self._store.tier(slot)
+        )
+        self._store.snapshot(self._primary, key)
+        self._records[key] = (record, digest)
+        self._trim_ring()
+        self._journal.append("snapshot", **self._identity(), slot=slot, version=source.version, digest=source.digest)
+        return record
+
+    # ---- using -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def borrow(self, slot: Slot, version: int | None = None) -> Iterator[SlotRecord]:
+        """Compute with another slot inside the scope. Parameters, buffers, mode and random state end as they began."""
+        primary = self._recorded(self._primary)[0]
+        if slot is self.primary or (slot is Slot.OLD_ACTOR and version == primary.version):
+            self._must_be(lifecycle.resident(self.primary), f"use {slot}")
+            yield primary
+            return
+        key = Key(slot, version)
+        self._must_be(lifecycle.resident(self.primary), f"borrow {key}")
+        record = self._recorded(key)[0]
+        captured = self._ambient.capture()
+        self._switch(key)
+        try:
+            yield record
+        finally:
+            self._switch(self._primary)
+            self._ambient.restore(captured)
+
+    @contextmanager
+    def step(self, rollout_id: int) -> Iterator[StepScope]:
+        """Bracket all optimizer steps of one rollout. On exit the primary is at version `rollout_id + 1`.
+
+        An error before `before_write()` leaves things provably as they were; one after it is fatal: masters have
+        moved. A rollout whose every step was skipped still counts.
+        """
+        before, digest = self._recorded(self._primary)
+        if rollout_id + 1 <= before.version:
+            self._refuse(f"train rollout {rollout_id}: {self.primary} is already at version {before.version}")
+        self._fire("step", self.primary, before, rollout_id=rollout_id)
+        scope = StepScope()
+        try:
+            yield scope
+            self._optimizer.finish_gather()
+            after = self._store.digest()
+        except BaseException as error:
+            if not scope.wrote and self._store.digest() == digest:
+                self._fire("unchanged", self.primary, before, detail=_reason(error))
+            else:
+                self._fail(_reason(error))
+            raise
+        record = SlotRecord(self.primary, rollout_id + 1, after.summary, Provenance.step(rollout_id), before.tier)
+        self._records[self._primary] = (record, after)
+        self._store.forget(self._primary)
+        self._fire("commit", self.primary, record, rollout_id=rollout_id)
+
+    # ---- letting bytes out -----------------------------------------------------------------------------------
+
+    def attest(self) -> Attestation:
+        """What this rank swears to: its record, its live bytes hashed now, and the number of its last transition."""
+        view = self._view
+        live = self._store.digest() if view.state == lifecycle.resident(self.primary) else None
+        if self._view.transition != view.transition:
+            self._refuse("attest: a transition came in between")
+        record = view.resident
+        return Attestation(
+            worker=self._worker,
+            gang=self._gang,
+            state=view.state,
+            slot=record.slot if record else None,
+            version=record.version if record else None,
+            live=live,
+            recorded=record.digest if record else None,
+            transition=view.transition,
+            detail=view.detail,
+        )
+
+    @contextmanager
+    def publishing(self, quorum: Quorum) -> Iterator[ActorPermit]:
+        """Inside, the agreed actor may be sent to engines. Void if this rank moved since it attested."""
+        with self._permitted("publish", quorum) as permit:
+            yield permit
+
+    @contextmanager
+    def saving(self, quorum: Quorum) -> Iterator[ActorPermit]:
+        """Inside, the agreed primary may be written to a checkpoint. Void if this rank moved since it attested."""
+        with self._permitted("save", quorum) as permit:
+            yield permit
+
+    @contextmanager
+    def _permitted(self, purpose: Purpose, quorum: Quorum) -> Iterator[ActorPermit]:
+        record, digest = self._recorded(self._primary)
+        self._check_quorum(purpose, quorum, record)
+        self._fire(purpose, self.primary, record, publish_id=quorum.publish_id)
+        self._spent.add(quorum.publish_id)
+        permit = mint_permit(quorum, purpose)
+        try:
+            yield permit
+        except BaseException as error:
+            permit.revoke()
+            if self._store.digest() == digest:
+                self._fire("done", self.primary, record, publish_id=quorum.publish_id, detail=_reason(error))
+            else:
+                self._fail(_reason(error))
+            raise
+        permit.revoke()
+        self._fire("done", self.primary, record, publish_id=quorum.publish_id)
+
+    def _check_quorum(self, purpose: Purpose, quorum: Quorum, record: SlotRecord) -> None:
+        rank, view = self._worker.rank, self._view
+        what = f"{purpose} with quorum {quorum.publish_id}"
+        own = (self._worker.run, self._worker.role, self._gang.config_hash)
+        if (quorum.run, quorum.role, quorum.config_hash) != own:
+            self._refuse(f"{what}: it is of another gang, {quorum.run}/{quorum.role}", PermitVoid)
+        if quorum.publish_id in self._spent:
+            self._refuse(f"{what}: it was used before", PermitVoid)
+        if len(quorum.transitions) != self._gang.world_size or quorum.transitions[rank] != view.transition:
+            agreed = quorum.transitions[rank] if rank < len(quorum.transitions) else None
+            now = view.transition
+            self._refuse(f"{what}: this rank attested at transition {agreed} and is now at {now}", PermitVoid)
+        agreed_weights = (quorum.slot, quorum.weights.incarnation, quorum.weights.version, quorum.summaries[rank])
+        if agreed_weights != (self.primary, self._gang.incarnation, record.version, record.digest):
+            self._refuse(f"{what}: it is about {agreed_weights}, not about the recorded {record}", PermitVoid)
+
+    # ---- sleeping, healing -----------------------------------------------------------------------------------
+
+    def sleep(self) -> None:
+        """Release the live bytes; the backing copy and the optimizer's state are the truth until `wake`."""
+        record = self._recorded(self._primary)[0]
+        self._fire("sleep", self.primary, record)
+        try:
+            self._store.release(self._primary)
+        except BaseException:
+            self.wake()
+            raise
+
+    def wake(self) -> None:
+        """Bring back the primary, verified."""
+        with self._moving("wake", self.primary):
+            self._store.reclaim()
+            self._bring(self._primary, verify=True)
+
+    def heal(self) -> None:
+        """From `poisoned`: restore the primary from its backing copy and verify it, where the poison allows that.
+
+        After an error while loading or switching it does; once the optimizer has written, only a new gang helps.
+        """
+        poison = self._poison
+        if poison is None or poison.origin not in RESTORABLE:
+            self._refuse(f"heal: {'not poisoned' if poison is None else f'poisoned while {poison.origin}'}", Poisoned)
+        with self._moving("restore", self.primary):
+            self._bring(self._primary, verify=True)
+            self._poison = None
+
+    # ---- the only ways that residency changes ------------------------------------------------------------------
+
+    def _switch(self, key: Key) -> None:
+        with self._moving("switch", key.slot, version=key.version):
+            self._bring(key)
+
+    def _bring(self, key: Key, verify: bool = False) -> None:
+        record, digest = self._recorded(key)
+        moved = self._store.bring(key, self._primary)
+        if moved or verify:
+            live = self._store.digest()
+            if live != digest:
+                raise Poisoned(f"{self._worker}: {key} came back as {live.summary}, recorded is {digest.summary}")
+        self._fire("switched", key.slot, record)
+
+    @contextmanager
+    def _moving(self, trigger: str, slot: Slot, **fields: Any) -> Iterator[None]:
+        """Bytes move inside: enter by `trigger`; the body ends by firing its success, or the worker is poisoned."""
+        self._fire(trigger, slot, None, **fields)
+        try:
+            yield
+        except BaseException as error:
+            self._fail(_reason(error))
+            raise
+
+    def _fire(self, trigger: str, slot: Slot, record: SlotRecord | None, **fields: Any) -> None:
+        """One transition: the machine moves, the view is replaced, the journal has it."""
+        with self._lock:
+            before = self.state
+            try:
+                self._life.move(trigger, slot)
+            except MachineError as error:
+                self._refuse(f"{trigger} {slot} in state {before}: it may not happen there", cause=error)
+            resident = record if self.state == lifecycle.resident(slot) else None
+            detail = str(fields.pop("detail", ""))
+            self._view = SlotView(
+                self._worker,
+                self._gang.world_size,
+                self._gang.incarnation,
+                self.state,
+                self._view.transition + 1,
+                trigger,
+                time.time(),
+                resident,
+                detail,
+            )
+            about = {"slot": slot} | ({"version": record.version, "digest": record.digest} if record else {})
+            self._journal.append(
+                "transition",
+                **self._identity(),
+                transition=self._view.transition,
+                trigger=trigger,
+                before=before,
+                after=self.state,
+                **(about | fields),
+                **({"detail": detail} if detail else {}),
+            )
+
+    def _fail(self, reason: str) -> None:
+        if self.state != "poisoned":
+            self._poison = _Poison(self.state, reason)
+            self._fire("fail", self.primary, None, detail=f"while {self.state}: {reason}")
+
+    def _must_be(self, state: str, what: str) -> None:
+        if self.state != state:
+            self._refuse(f"{what} in state {self.state}: it needs {state}")
+
+    def _refuse(self, what: str, kind: type[InvariantViolation] = SlotViolation, cause: Exception | None = None) -> Any:
+        """Journal a refusal and raise. Nothing was done."""
+        self._journal.append("refusal", **self._identity(), state=self.state, what=what)
+        poisoned = f" ({self._poison.reason})" if self._poison else ""
+        raise kind(f"{self._worker} refuses to {what}{poisoned}") from cause
+
+    def _recorded(self, key: Key) -> tuple[SlotRecord, ShardDigest]:
+        if key not in self._records:
+            known = ", ".join(sorted(map(str, self._records))) or "none"
+            self._refuse(f"use {key}: it was never filled here; filled: {known}", NotHeld)
+        return self._records[key]
+
+    def _trim_ring(self) -> None:
+        ring = sorted((k for k in self._records if k.slot is Slot.OLD_ACTOR), key=lambda k: k.version or 0)
+        for key in ring[: -self._keep_old_actors]:
+            self._store.forget(key)
+            del self._records[key]
+
+    def _identity(self) -> Mapping[str, Any]:
+        return {
+            "run": self._worker.run,
+            "role": self._worker.role,
+            "rank": self._worker.rank,
+            "world_size": self._gang.world_size,
+            "incarnation": self._gang.incarnation,
+        }
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
