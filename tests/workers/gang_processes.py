@@ -56,10 +56,10 @@ def run_gang(job: str, world_size: int, args: Sequence[Any] = (), *, time_limit_
             for rank in range(world_size):
                 place = Place(rank, world_size, f"file://{directory}/rendezvous")
                 reader, writer = context.Pipe(duplex=False)
-                process = context.Process(target=_rank, args=(job, place, tuple(args), writer))
-                process.start()
+                started = context.Process(target=_rank, args=(job, place, tuple(args), writer))
+                started.start()
                 writer.close()
-                running[reader] = (rank, process)
+                running[reader] = (rank, started)
             results = _collect(running, deadline, job)
             for _, process in running.values():
                 process.join(timeout=max(1.0, deadline - time.monotonic()))

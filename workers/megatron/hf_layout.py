@@ -1,0 +1,145 @@
+"""Which part of which Hugging Face tensor every local parameter holds.
+
+One map serves fingerprints, import, export and publishing. Formats on Megatron's side, per tensor parallel rank:
+
+- `linear_qkv`: rows grouped per key-value head: the query heads of the group, its key, its value;
+- `linear_fc1`: the rank's rows of the gate, then its rows of the up projection;
+- embedding and output layer: a block of rows of the padded vocabulary; padding rows belong to no tensor;
+- `linear_proj`, `linear_fc2`: a block of columns; norms are whole on every rank.
+
+A tied embedding also stands on the last pipeline stage, as a replica of the same Hugging Face tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from state.digest import Piece, Region
+
+EMBEDDING = "model.embed_tokens.weight"
+LM_HEAD = "lm_head.weight"
+FINAL_NORM = "model.norm.weight"
+
+
+def expected_tensors(hf_config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of the Hugging Face model; a tied output layer is not a tensor of its own."""
+    hidden, ffn, head = hf_config.hidden_size, hf_config.intermediate_size, hf_config.head_dim
+    queries, keys = hf_config.num_attention_heads * head, hf_config.num_key_value_heads * head
+    tensors: dict[str, tuple[int, ...]] = {EMBEDDING: (hf_config.vocab_size, hidden)}
+    for index in range(hf_config.num_hidden_layers):
+        layer = _layer_prefix(index)
+        tensors[layer + "input_layernorm.weight"] = (hidden,)
+        tensors[layer + "self_attn.q_proj.weight"] = (queries, hidden)
+        tensors[layer + "self_attn.k_proj.weight"] = (keys, hidden)
+        tensors[layer + "self_attn.v_proj.weight"] = (keys, hidden)
+        tensors[layer + "self_attn.o_proj.weight"] = (hidden, queries)
+        if hf_config.model_type == "qwen3":
+            tensors[layer + "self_attn.q_norm.weight"] = (head,)
+            tensors[layer + "self_attn.k_norm.weight"] = (head,)
+        tensors[layer + "post_attention_layernorm.weight"] = (hidden,)
+        tensors[layer + "mlp.gate_proj.weight"] = (ffn, hidden)
+        tensors[layer + "mlp.up_proj.weight"] = (ffn, hidden)
+        tensors[layer + "mlp.down_proj.weight"] = (hidden, ffn)
+    tensors[FINAL_NORM] = (hidden,)
+    if not hf_config.tie_word_embeddings:
+        tensors[LM_HEAD] = (hf_config.vocab_size, hidden)
+    return tensors
+
+
+def bare(model: nn.Module) -> GPTModel:
+    """The GPTModel inside Megatron's wrappers (data parallel, float16)."""
+    while not isinstance(model, GPTModel):
+        inner = model._modules.get("module")
+        if inner is None:
+            raise TypeError(f"{type(model).__name__} is not a GPTModel and wraps none")
+        model = inner
+    return model
+
+
+class GptWeights:
+    """The live weights of this rank's stage. Every call looks at the parameters' current `.data`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = bare(model)
+        self._tp = parallel_state.get_tensor_model_parallel_world_size()
+        self._tp_rank = parallel_state.get_tensor_model_parallel_rank()
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """All parameters and persistent buffers by their name in the bare model."""
+        tensors: dict[str, Tensor] = dict(self._model.named_parameters())
+        for prefix, module in self._model.named_modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if name not in module._non_persistent_buffers_set:
+                    tensors[f"{prefix}.{name}" if prefix else name] = buffer
+        return tensors
+
+    def pieces(self) -> Iterator[Piece]:
+        """Views of live memory that together are everything this rank holds of the Hugging Face model."""
+        model = self._model
+        if model.pre_process:
+            yield from self._vocab_rows(EMBEDDING, model.embedding.word_embeddings.weight)
+        for layer in model.decoder.layers:
+            yield from self._layer(layer)
+        if model.post_process:
+            yield _whole(FINAL_NORM, model.decoder.final_layernorm.weight)
+            tied = model.share_embeddings_and_output_weights
+            if not (tied and model.pre_process):
+                yield from self._vocab_rows(EMBEDDING if tied else LM_HEAD, model.output_layer.weight)
+
+    def _layer(self, layer: TransformerLayer) -> Iterator[Piece]:
+        prefix = _layer_prefix(layer.layer_number - 1)
+        attention, mlp = layer.self_attention, layer.mlp
+        yield _whole(prefix + "input_layernorm.weight", layer.input_layernorm.weight)
+        yield from self._qkv(prefix + "self_attn.", attention.linear_qkv.weight)
+        if self._model.config.qk_layernorm:
+            yield _whole(prefix + "self_attn.q_norm.weight", attention.q_layernorm.weight)
+            yield _whole(prefix + "self_attn.k_norm.weight", attention.k_layernorm.weight)
+        yield self._columns(prefix + "self_attn.o_proj.weight", attention.linear_proj.weight)
+        yield _whole(prefix + "post_attention_layernorm.weight", layer.pre_mlp_layernorm.weight)
+        rows = mlp.linear_fc1.weight.shape[0] // 2
+        gate, up = mlp.linear_fc1.weight.data[:rows], mlp.linear_fc1.weight.data[rows:]
+        yield _rows(prefix + "mlp.gate_proj.weight", gate, rows * self._tp, rows * self._tp_rank)
+        yield _rows(prefix + "mlp.up_proj.weight", up, rows * self._tp, rows * self._tp_rank)
+        yield self._columns(prefix + "mlp.down_proj.weight", mlp.linear_fc2.weight)
+
+    def _qkv(self, prefix: str, weight: Tensor) -> Iterator[Piece]:
+        config = self._model.config
+        head, groups = config.kv_channels, config.num_query_groups
+        query_rows = config.num_attention_heads // groups * head
+        group_rows = query_rows + 2 * head
+        local_groups = groups // self._tp
+        for local in range(local_groups):
+            group = self._tp_rank * local_groups + local
+            rows = weight.data[local * group_rows : (local + 1) * group_rows]
+            yield _rows(prefix + "q_proj.weight", rows[:query_rows], groups * query_rows, group * query_rows)
+            yield _rows(prefix + "k_proj.weight", rows[query_rows:-head], groups * head, group * head)
+            yield _rows(prefix + "v_proj.weight", rows[-head:], groups * head, group * head)
+
+    def _vocab_rows(self, name: str, weight: Tensor) -> Iterator[Piece]:
+        vocab, start = self._model.config.vocab_size, self._tp_rank * weight.shape[0]
+        rows = min(weight.shape[0], vocab - start)
+        if rows > 0:
+            yield _rows(name, weight.data[:rows], vocab, start)
+
+    def _columns(self, name: str, weight: Tensor) -> Piece:
+        rows, columns = weight.shape
+        region = Region((rows, columns * self._tp), (0, columns * self._tp_rank), (rows, columns))
+        return Piece(name, region, weight.data)
+
+
+def _layer_prefix(index: int) -> str:
+    return f"model.layers.{index}."
+
+
+def _whole(name: str, weight: Tensor) -> Piece:
+    return Piece(name, Region.whole(weight.shape), weight.data)
+
+
+def _rows(name: str, rows: Tensor, of: int, start: int) -> Piece:
+    return Piece(name, Region((of, rows.shape[1]), (start, 0), (rows.shape[0], rows.shape[1])), rows)

@@ -1,0 +1,218 @@
+"""Builds this rank's stage of a GPT model from a Hugging Face config: Qwen3 and Llama.
+
+The local layer spec (no Transformer Engine) with `attention_mask=None` is causal, so sequences padded on the right
+need no mask. Called inside `cpu.redirect(device)`, after `parallel.initialise`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.transformer_config import TransformerConfig
+from transformers import AutoConfig, PretrainedConfig
+
+from workers.config import ModelConfig
+from workers.megatron import random_init
+from workers.megatron.hf_layout import GptWeights
+from workers.megatron.parallel import Layout
+
+MODEL_TYPES = ("qwen3", "llama")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+VOCAB_MULTIPLE = 64
+"""The vocabulary is padded to a multiple of this and of TP, so that layouts usually agree on the padded size."""
+
+
+class UnsupportedModel(ValueError):
+    """A Hugging Face config that asks for something these models do not do here; says what."""
+
+
+@dataclass
+class GptConfig(TransformerConfig):
+    """Megatron's config, and what it does not record about a Hugging Face model."""
+
+    vocab_size: int = 0
+    """Rows of the embedding that are tokens; `GPTModel.vocab_size` counts the padding rows too."""
+
+
+def load_hf_config(model: ModelConfig) -> PretrainedConfig:
+    """The Hugging Face config of `model.hf_checkpoint`, or the one written out in `model.config`."""
+    if model.hf_checkpoint is not None:
+        if not (Path(model.hf_checkpoint) / "config.json").is_file():
+            raise FileNotFoundError(
+                f"model.hf_checkpoint: {model.hf_checkpoint} holds no config.json; give a Hugging Face directory"
+            )
+        return AutoConfig.from_pretrained(model.hf_checkpoint)
+    if model.config is None:
+        raise ValueError("model: set hf_checkpoint (a Hugging Face directory) or config (a Hugging Face config)")
+    fields = dict(model.config)
+    model_type = fields.pop("model_type", None)
+    if model_type not in MODEL_TYPES:
+        raise UnsupportedModel(f"model.config: model_type is {model_type!r}; known here: {', '.join(MODEL_TYPES)}")
+    return AutoConfig.for_model(model_type, **fields)
+
+
+def build(
+    hf_config: PretrainedConfig,
+    layout: Layout,
+    model: ModelConfig,
+    megatron: Mapping[str, Any],
+    *,
+    seed: int | None,
+) -> GPTModel:
+    """This rank's stage of the model on the current device, in `model.dtype`, in train mode.
+
+    Its weights are random from `seed`, the same model on every layout; with `seed=None` they are zeros for a loader to
+    fill. Of `megatron` the keys that are fields of TransformerConfig apply; what the Hugging Face config or the layout
+    decides cannot be overridden. Raises UnsupportedModel, or ValueError for a layout that does not divide the model.
+    """
+    _check_supported(hf_config)
+    _check_divisible(hf_config, layout)
+    config = transformer_config(hf_config, layout, DTYPES[model.dtype], megatron)
+    rope = _rope(hf_config)
+    gpt = GPTModel(
+        config=config,
+        transformer_layer_spec=get_gpt_layer_local_spec(
+            qk_layernorm=config.qk_layernorm, normalization=config.normalization
+        ),
+        vocab_size=padded_vocab_size(hf_config.vocab_size, layout.tp),
+        max_sequence_length=hf_config.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        parallel_output=True,
+        share_embeddings_and_output_weights=hf_config.tie_word_embeddings,
+        position_embedding_type="rope",
+        rotary_base=rope.theta,
+        rope_scaling=rope.llama3_factor is not None,
+        rope_scaling_factor=rope.llama3_factor or 1.0,
+        seq_len_interpolation_factor=rope.linear_factor,
+    )
+    # The norms are torch's and come as float32 on the CPU.
+    gpt.cuda(torch.cuda.current_device())
+    gpt.to(config.params_dtype)
+    with torch.no_grad():
+        for parameter in gpt.parameters():
+            parameter.zero_()
+    if seed is not None:
+        random_init.fill(GptWeights(gpt), seed, hf_config.initializer_range)
+    return gpt
+
+
+def padded_vocab_size(vocab_size: int, tp: int) -> int:
+    """Rows of the embedding over all TP ranks."""
+    multiple = math.lcm(VOCAB_MULTIPLE, tp)
+    return math.ceil(vocab_size / multiple) * multiple
+
+
+def transformer_config(
+    hf_config: PretrainedConfig, layout: Layout, dtype: torch.dtype, megatron: Mapping[str, Any]
+) -> GptConfig:
+    """Megatron's config of the model; `megatron` may change what the model and the layout leave open."""
+    decided: dict[str, Any] = {
+        "vocab_size": hf_config.vocab_size,
+        "num_layers": hf_config.num_hidden_layers,
+        "hidden_size": hf_config.hidden_size,
+        "ffn_hidden_size": hf_config.intermediate_size,
+        "num_attention_heads": hf_config.num_attention_heads,
+        "num_query_groups": hf_config.num_key_value_heads,
+        "kv_channels": hf_config.head_dim,
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": hf_config.rms_norm_eps,
+        "qk_layernorm": hf_config.model_type == "qwen3",
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "add_bias_linear": False,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype == torch.bfloat16,
+        # Our own random weights, the same on every layout.
+        "perform_initialization": False,
+        "use_cpu_initialization": False,
+        # Micro-batches differ in length. Megatron allows that with this dispatcher alone, also in dense models.
+        "variable_seq_lengths": True,
+        "moe_token_dispatcher_type": "alltoall",
+        # torch's norm has no persistent kernel.
+        "persist_layer_norm": False,
+    }
+    fields = {field.name for field in dataclasses.fields(TransformerConfig)}
+    chosen = {key: value for key, value in megatron.items() if key in fields}
+    clashes = sorted(chosen.keys() & decided.keys())
+    if clashes:
+        raise ValueError(f"train.megatron.{clashes[0]} is decided by the model and the layout; remove it")
+    # Every *_fusion is off by default, which the local spec needs where there is no Apex.
+    return GptConfig(**decided, **chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rope:
+    theta: float
+    linear_factor: float | None
+    llama3_factor: float | None
+
+
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def _rope(hf_config: PretrainedConfig) -> _Rope:
+    parameters: Mapping[str, Any] = hf_config.rope_parameters
+    kind = parameters["rope_type"]
+    theta = float(parameters["rope_theta"])
+    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModel("rope_parameters.partial_rotary_factor other than 1")
+    if kind == "default":
+        return _Rope(theta, None, None)
+    if kind == "linear":
+        return _Rope(theta, float(parameters["factor"]), None)
+    if kind == "llama3":
+        for key, known in _LLAMA3.items():
+            if parameters[key] != known:
+                raise UnsupportedModel(
+                    f"rope_parameters.{key} is {parameters[key]}; Megatron's llama3 rope has {known}"
+                )
+        return _Rope(theta, None, float(parameters["factor"]))
+    raise UnsupportedModel(f"rope_parameters.rope_type {kind!r}; known here: default, linear, llama3")
+
+
+def _check_supported(hf_config: PretrainedConfig) -> None:
+    if hf_config.model_type not in MODEL_TYPES:
+        raise UnsupportedModel(f"model_type {hf_config.model_type!r}; known here: {', '.join(MODEL_TYPES)}")
+    wrong = [
+        f"{name} is {value!r}, only {known!r} is known here"
+        for name, value, known in (
+            ("hidden_act", hf_config.hidden_act, "silu"),
+            ("attention_bias", hf_config.attention_bias, False),
+            ("attention_dropout", hf_config.attention_dropout, 0.0),
+        )
+        if value != known
+    ]
+    if hf_config.model_type == "llama" and hf_config.mlp_bias:
+        wrong.append("mlp_bias is True, only False is known here")
+    if hf_config.model_type == "qwen3" and set(hf_config.layer_types) - {"full_attention"}:
+        wrong.append("layer_types has layers of sliding attention, only full attention is known here")
+    if wrong:
+        raise UnsupportedModel(f"{hf_config.model_type} config: {'; '.join(wrong)}")
+
+
+def _check_divisible(hf_config: PretrainedConfig, layout: Layout) -> None:
+    layout.check()
+    heads, groups = hf_config.num_attention_heads, hf_config.num_key_value_heads
+    for name, size, by, divisor in (
+        ("num_hidden_layers", hf_config.num_hidden_layers, "pipeline parallel size", layout.pp),
+        ("num_key_value_heads", groups, "tensor parallel size", layout.tp),
+        ("intermediate_size", hf_config.intermediate_size, "tensor parallel size", layout.tp),
+        ("num_attention_heads", heads, "num_key_value_heads", groups),
+    ):
+        if size % divisor:
+            raise ValueError(f"{name} {size} is not a multiple of {by} {divisor}")

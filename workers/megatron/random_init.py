@@ -1,0 +1,38 @@
+"""Random weights that depend on the seed and on the name of a tensor, and on nothing else.
+
+Each rank draws the whole of a named tensor and keeps its own slices, so that one seed gives one model, bit for bit, on
+every layout. That costs every rank the draw of the tensors it holds a part of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+
+import torch
+from torch import Tensor
+
+from workers.megatron.hf_layout import GptWeights
+
+
+def fill(weights: GptWeights, seed: int, std: float) -> None:
+    """Matrices from N(0, std), as Hugging Face's `initializer_range`; norms 1. Rounded from float32 to their dtype."""
+    pieces = sorted(weights.pieces(), key=lambda piece: piece.name)
+    for name, parts in itertools.groupby(pieces, key=lambda piece: piece.name):
+        whole: Tensor | None = None
+        for piece in parts:
+            if whole is None:
+                whole = draw(name, piece.region.full_shape, seed, std)
+            box = tuple(
+                slice(start, start + size) for start, size in zip(piece.region.offset, piece.region.shape, strict=True)
+            )
+            piece.tensor.copy_(whole[box])
+
+
+def draw(name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
+    """The float32 values of one named tensor, on the CPU."""
+    if len(shape) == 1:
+        return torch.ones(shape)
+    key = hashlib.sha256(f"{seed} {name}".encode()).digest()[:8]
+    generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
+    return torch.normal(0.0, std, shape, generator=generator)
