@@ -1,0 +1,205 @@
+"""Where prompts come from: rows of a JSONL file or of a generator, in an order that can be continued exactly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from orchestrator.config import DataConfig
+from orchestrator.generators import Generator, Row, resolve_generator
+from orchestrator.tokenizer import encode_prompt, tokenizer_fingerprint
+from workers.batch import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_ENDLESS_PATIENCE = 1000
+
+
+class DataError(ValueError):
+    """The data cannot be read, is empty after leaving out over-long prompts, or is not what a saved cursor counts."""
+
+
+class Rows(Protocol):
+    """Random access to rows. `size` is None when they never end."""
+
+    fingerprint: str
+
+    @property
+    def size(self) -> int | None: ...
+
+    def row(self, index: int) -> Row: ...
+
+
+class FileRows:
+    """A JSONL file, read whole. Raises `DataError` with the line number for a line that is no usable row."""
+
+    def __init__(self, path: Path, input_key: str, label_key: str) -> None:
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"data.path {path}: {error.strerror}") from error
+        keys = f"{input_key} {label_key}"
+        self.fingerprint = hashlib.sha256(content + keys.encode()).hexdigest()[:16]
+        self._rows = [
+            _parse_row(line, f"{path}:{number}", input_key, label_key)
+            for number, line in enumerate(content.split(b"\n"), start=1)
+            if line.strip()
+        ]
+        if not self._rows:
+            raise DataError(f"data.path {path} has no rows")
+
+    @property
+    def size(self) -> int | None:
+        return len(self._rows)
+
+    def row(self, index: int) -> Row:
+        return self._rows[index]
+
+
+def _parse_row(line: bytes, where: str, input_key: str, label_key: str) -> Row:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where}: not JSON: {error}") from error
+    if not isinstance(value, dict) or input_key not in value:
+        known = ", ".join(value) if isinstance(value, dict) else type(value).__name__
+        raise DataError(f"{where}: no key {input_key!r} (data.input_key) among: {known}")
+    prompt = value[input_key]
+    if not isinstance(prompt, str | list):
+        raise DataError(f"{where}: {input_key!r} is {type(prompt).__name__}; expected text or a list of messages")
+    metadata = {key: entry for key, entry in value.items() if key not in (input_key, label_key)}
+    return Row(prompt=prompt, label=value.get(label_key), metadata=metadata)
+
+
+class GeneratedRows:
+    """The endless rows of a generator at one seed."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self._generator: Generator = resolve_generator(name)
+        self._seed = seed
+        self.fingerprint = f"{name}/{seed}"
+
+    @property
+    def size(self) -> int | None:
+        return None
+
+    def row(self, index: int) -> Row:
+        return self._generator(self._seed, index)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a data source has been read.
+
+    `position` counts rows of the current epoch, those left out included; `left_out` counts over-long prompts so far.
+    """
+
+    position: int = 0
+    epoch: int = 0
+    next_group_id: int = 0
+    left_out: int = 0
+
+
+class DataSource:
+    """Prompts in a fixed order, from the start again as often as a batch needs.
+
+    A file is shuffled anew each epoch by (seed, epoch), so the order needs no state. Prompts of more than
+    `max_prompt_len` tokens, or of none, are left out and counted without disturbing the order of the others.
+    """
+
+    def __init__(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+        self._config, self._tokenizer, self._seed = config, tokenizer, seed
+        self._rows = _open_rows(config, seed)
+        self._cursor = Cursor()
+        settings = f"{self._rows.fingerprint} {config.apply_chat_template} {config.max_prompt_len}"
+        order = f"{seed} {config.shuffle}" if self._rows.size is not None else ""
+        self.fingerprint = hashlib.sha256(
+            f"{settings} {order} {tokenizer_fingerprint(tokenizer)}".encode()
+        ).hexdigest()[:16]
+
+    @property
+    def cursor(self) -> Cursor:
+        return self._cursor
+
+    def next(self, n: int) -> list[Prompt]:
+        """The next `n` prompts, with group ids of their own."""
+        prompts: list[Prompt] = []
+        in_vain = 0
+        while len(prompts) < n:
+            prompt = self._advance()
+            if prompt is None:
+                in_vain += 1
+                self._refuse_fruitless(in_vain)
+            else:
+                in_vain = 0
+                prompts.append(prompt)
+        return prompts
+
+    def state(self) -> dict[str, Any]:
+        """JSON: the cursor, and the fingerprint of what it counts."""
+        return {"fingerprint": self.fingerprint, **asdict(self._cursor)}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise `DataError` when `state` counts rows of other data than this."""
+        if state["fingerprint"] != self.fingerprint:
+            raise DataError(
+                f"the checkpoint was made with other data: its fingerprint is {state['fingerprint']}, that of this run "
+                f"{self.fingerprint} (rows, order, seed, chat template, tokenizer). Continue with the same data, or "
+                "start from its weights alone with checkpoint.weights_only"
+            )
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        self.check_state(state)
+        self._cursor = Cursor(**{key: value for key, value in state.items() if key != "fingerprint"})
+
+    def _advance(self) -> Prompt | None:
+        """One row further; None when its prompt is left out."""
+        at = self._cursor
+        row = self._rows.row(self._index(at))
+        text, ids = encode_prompt(self._tokenizer, row.prompt, apply_chat_template=self._config.apply_chat_template)
+        usable = 0 < len(ids) <= self._config.max_prompt_len
+        ended = self._rows.size is not None and at.position + 1 >= self._rows.size
+        self._cursor = Cursor(
+            position=0 if ended else at.position + 1,
+            epoch=at.epoch + 1 if ended else at.epoch,
+            next_group_id=at.next_group_id + usable,
+            left_out=at.left_out + (not usable),
+        )
+        return Prompt(at.next_group_id, ids, text, row.label, row.metadata) if usable else None
+
+    def _index(self, at: Cursor) -> int:
+        if self._rows.size is None or not self._config.shuffle:
+            return at.position
+        return _permutation(self._rows.size, self._seed, at.epoch)[at.position]
+
+    def _refuse_fruitless(self, in_vain: int) -> None:
+        # Twice the size: with a new order each epoch, all usable rows may come first in one and last in the next.
+        if in_vain >= (2 * self._rows.size if self._rows.size is not None else _ENDLESS_PATIENCE):
+            raise DataError(
+                f"{in_vain} prompts in a row have more than data.max_prompt_len={self._config.max_prompt_len} tokens "
+                "or none at all; nothing is left to train on"
+            )
+
+
+def _open_rows(config: DataConfig, seed: int) -> Rows:
+    if (config.path is None) == (config.generator is None):
+        raise DataError("set one of data.path and data.generator")
+    if config.generator is not None:
+        return GeneratedRows(config.generator, seed)
+    assert config.path is not None
+    return FileRows(Path(config.path), config.input_key, config.label_key)
+
+
+@lru_cache(maxsize=2)
+def _permutation(size: int, seed: int, epoch: int) -> tuple[int, ...]:
+    order = list(range(size))
+    random.Random(f"order/{seed}/{epoch}").shuffle(order)
+    return tuple(order)
