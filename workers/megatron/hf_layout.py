@@ -52,6 +52,11 @@ def expected_tensors(hf_config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     return tensors
 
 
+def box(region: Region) -> tuple[slice, ...]:
+    """The region as an index into its full tensor."""
+    return tuple(slice(start, start + size) for start, size in zip(region.offset, region.shape, strict=True))
+
+
 def bare(model: nn.Module) -> GPTModel:
     """The GPTModel inside Megatron's wrappers (data parallel, float16)."""
     while not isinstance(model, GPTModel):
@@ -69,6 +74,11 @@ class GptWeights:
         self._model = bare(model)
         self._tp = parallel_state.get_tensor_model_parallel_world_size()
         self._tp_rank = parallel_state.get_tensor_model_parallel_rank()
+
+    @property
+    def hf_config(self) -> PretrainedConfig:
+        """The Hugging Face config of the whole model."""
+        return self._model.config.hf
 
     def tensors(self) -> Mapping[str, Tensor]:
         """All parameters and persistent buffers by their name in the bare model."""

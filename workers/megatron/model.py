@@ -20,6 +20,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from transformers import AutoConfig, PretrainedConfig
 
+from state.errors import SlotwiseError
 from workers.config import ModelConfig
 from workers.megatron import random_init
 from workers.megatron.hf_layout import GptWeights
@@ -31,16 +32,20 @@ VOCAB_MULTIPLE = 64
 """The vocabulary is padded to a multiple of this and of TP, so that layouts usually agree on the padded size."""
 
 
-class UnsupportedModel(ValueError):
+class UnsupportedModel(SlotwiseError, ValueError):
     """A Hugging Face config that asks for something these models do not do here; says what."""
 
 
 @dataclass
 class GptConfig(TransformerConfig):
-    """Megatron's config, and what it does not record about a Hugging Face model."""
+    """Megatron's config of a Hugging Face model, with the config it came from."""
 
-    vocab_size: int = 0
-    """Rows of the embedding that are tokens; `GPTModel.vocab_size` counts the padding rows too."""
+    hf: PretrainedConfig = dataclasses.field(kw_only=True)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding that are tokens; `GPTModel.vocab_size` counts the padding rows too."""
+        return self.hf.vocab_size
 
 
 def load_hf_config(model: ModelConfig) -> PretrainedConfig:
@@ -117,7 +122,6 @@ def transformer_config(
 ) -> GptConfig:
     """Megatron's config of the model; `megatron` may change what the model and the layout leave open."""
     decided: dict[str, Any] = {
-        "vocab_size": hf_config.vocab_size,
         "num_layers": hf_config.num_hidden_layers,
         "hidden_size": hf_config.hidden_size,
         "ffn_hidden_size": hf_config.intermediate_size,
@@ -152,7 +156,7 @@ def transformer_config(
     if clashes:
         raise ValueError(f"train.megatron.{clashes[0]} is decided by the model and the layout; remove it")
     # Every *_fusion is off by default, which the local spec needs where there is no Apex.
-    return GptConfig(**decided, **chosen)
+    return GptConfig(**decided, **chosen, hf=hf_config)
 
 
 @dataclass(frozen=True, slots=True)

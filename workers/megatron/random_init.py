@@ -12,7 +12,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from workers.megatron.hf_layout import GptWeights
+from workers.megatron.hf_layout import GptWeights, box
 
 
 def fill(weights: GptWeights, seed: int, std: float) -> None:
@@ -23,10 +23,7 @@ def fill(weights: GptWeights, seed: int, std: float) -> None:
         for piece in parts:
             if whole is None:
                 whole = draw(name, piece.region.full_shape, seed, std)
-            box = tuple(
-                slice(start, start + size) for start, size in zip(piece.region.offset, piece.region.shape, strict=True)
-            )
-            piece.tensor.copy_(whole[box])
+            piece.tensor.copy_(whole[box(piece.region)])
 
 
 def draw(name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
