@@ -1,0 +1,83 @@
+"""Records as one JSON object per line, in a file that survives being killed in the middle of a line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.tracking.base import plain
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What was taken out of a file before it was continued."""
+
+    torn_bytes: int = 0
+    unreadable_lines: int = 0
+    later_lines: int = 0
+
+    def __bool__(self) -> bool:
+        return self != Repair()
+
+
+def repair(path: Path, start_step: int) -> Repair:
+    """Make `path` what it was before step `start_step`.
+
+    Cut a torn last line (one without a line end), and drop lines that are no JSON object with a `step`, and those of
+    steps that will run again. The file is replaced atomically, and only if there is something to take out.
+    """
+    if not path.exists():
+        return Repair()
+    content = path.read_bytes()
+    *lines, torn = content.split(b"\n")
+    kept, unreadable, later = [], 0, 0
+    for line in lines:
+        step = _step_of(line)
+        if step is None:
+            unreadable += 1
+        elif step >= start_step:
+            later += 1
+        else:
+            kept.append(line + b"\n")
+    found = Repair(torn_bytes=len(torn), unreadable_lines=unreadable, later_lines=later)
+    if found:
+        replacement = path.with_name(path.name + ".repaired")
+        with replacement.open("wb") as file:
+            file.writelines(kept)
+            file.flush()
+            os.fsync(file.fileno())
+        replacement.replace(path)
+    return found
+
+
+def _step_of(line: bytes) -> int | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    step = record.get("step") if isinstance(record, dict) else None
+    return step if isinstance(step, int) else None
+
+
+class JsonlTracker:
+    """Appends `{"step": ..., **metrics}`; every line is on its way to the disk when `log` returns.
+
+    On opening, the file is repaired to where `start_step` continues it: `repaired` says what was taken out.
+    """
+
+    def __init__(self, path: Path, start_step: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.repaired = repair(path, start_step)
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        record = {"step": step, **{key: plain(value) for key, value in metrics.items()}}
+        self._file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
