@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class Frozen(BaseModel):
     """Base of every section: immutable, no unknown keys, no silent coercion."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class RefConfig(Frozen):

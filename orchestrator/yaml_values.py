@@ -1,0 +1,111 @@
+"""YAML as people mean it: the scalars of YAML 1.2, the line of every key, duplicates found.
+
+PyYAML reads YAML 1.1, where `no` and `on` are booleans, `1e-5` is text, `1:30` is 90 and `2024-01-01` a date.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+Path = tuple[str, ...]
+
+_SCALARS: tuple[tuple[str, re.Pattern[str], list[str]], ...] = (
+    ("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
+    ("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
+    ("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789")),
+    (
+        "tag:yaml.org,2002:float",
+        re.compile(r"^(?:[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan)$"),
+        list("-+.0123456789"),
+    ),
+    ("tag:yaml.org,2002:merge", re.compile(r"^<<$"), ["<"]),
+)
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own attribute)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        return int(self.construct_scalar(node))
+
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+        return float(self.construct_scalar(node).lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that either version of YAML would read as something else."""
+
+
+for _tag, _pattern, _first in _SCALARS:
+    _Loader.add_implicit_resolver(_tag, _pattern, _first)
+    _Dumper.add_implicit_resolver(_tag, _pattern, _first)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
+
+
+class YamlError(ValueError):
+    """Text that is not YAML; the message ends with the line."""
+
+
+@dataclass
+class Document:
+    """A parsed mapping, and where its keys stand."""
+
+    value: Any
+    lines: dict[Path, int] = field(default_factory=dict)
+    duplicates: list[tuple[Path, int]] = field(default_factory=list)
+
+
+def read(text: str) -> Document:
+    """Parse one document. `YamlError` when it is not YAML."""
+    document = Document(None)
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is not None:
+            document.value = _construct(loader, node, (), document, ())
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise YamlError(f"{error.problem or 'not YAML'} (line {line})") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise YamlError(str(error).splitlines()[0]) from error
+    return document
+
+
+def read_value(text: str) -> Any:
+    """One value as it would stand in a file: `1e-5`, `true`, `null`, `[a, b]`, `"1e5"`. `YamlError` when it is none."""
+    return read(text).value
+
+
+def write(value: Any) -> str:
+    """YAML that `read` turns back into the same value."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+
+
+def _construct(loader: _Loader, node: yaml.Node, path: Path, document: Document, above: tuple[yaml.Node, ...]) -> Any:
+    if any(node is other for other in above):
+        raise YamlError(f"an alias contains itself (line {node.start_mark.line + 1})")
+    if isinstance(node, yaml.SequenceNode):
+        return [_construct(loader, item, path, document, (*above, node)) for item in node.value]
+    if not isinstance(node, yaml.MappingNode):
+        return loader.construct_object(node, deep=True)
+    seen: set[str] = set()
+    for key_node, _ in node.value:
+        key = str(key_node.value)
+        if key in seen:
+            document.duplicates.append(((*path, key), key_node.start_mark.line + 1))
+        seen.add(key)
+    loader.flatten_mapping(node)
+    result: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        # A key is its text: `on: 1` and `3: x` are keys `on` and `3`.
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise YamlError(f"a key must be text (line {key_node.start_mark.line + 1})")
+        key = str(key_node.value)
+        document.lines[(*path, key)] = key_node.start_mark.line + 1
+        result[key] = _construct(loader, value_node, (*path, key), document, (*above, node))
+    return result
