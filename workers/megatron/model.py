@@ -28,8 +28,8 @@ from workers.megatron.parallel import Layout
 
 MODEL_TYPES = ("qwen3", "llama")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-VOCAB_MULTIPLE = 64
-"""The vocabulary is padded to a multiple of this and of TP, so that layouts usually agree on the padded size."""
+VOCAB_MULTIPLE = 16
+"""The vocabulary is padded to a multiple of this and of TP, so that the usual layouts agree on the padded size."""
 
 
 class UnsupportedModel(SlotwiseError, ValueError):
