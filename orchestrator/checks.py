@@ -1,0 +1,289 @@
+"""Which configurations cannot be right, though each option is valid by itself. Pure: looks at values alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator import megatron_fields
+from orchestrator.batching import data_parallel_size, samples_per_rollout, steps_per_rollout, total_steps
+from orchestrator.config import Config, DataConfig
+from orchestrator.generators import GENERATORS
+from orchestrator.imports import did_you_mean, is_import_path
+from orchestrator.options import Problem, nearest
+from orchestrator.rewards.registry import REWARDS
+
+MODEL_TYPES = ("qwen3", "llama")
+
+
+def problems(config: Config) -> tuple[Problem, ...]:
+    """Everything that is wrong with a combination of options; empty when it can run."""
+    checks = (
+        _run,
+        _layout,
+        _batch,
+        _model,
+        _kl,
+        _sampling,
+        _old_logprobs,
+        _schedule,
+        _data,
+        _evaluation,
+        _checkpoint,
+        _names,
+        _megatron,
+    )
+    return tuple(problem for check in checks for problem in check(config))
+
+
+def _run(config: Config) -> Iterator[Problem]:
+    name = config.run.name
+    if not name or name in (".", "..") or "/" in name or "\0" in name:
+        yield Problem("run.name", f"{name!r} cannot name a directory; use letters, digits, `-` and `_`")
+
+
+def _layout(config: Config) -> Iterator[Problem]:
+    train = config.train
+    tp, pp = train.tensor_model_parallel_size, train.pipeline_model_parallel_size
+    if train.num_workers % (tp * pp):
+        yield Problem(
+            "train.num_workers",
+            f"{train.num_workers} workers cannot be split into replicas of {tp} x {pp} ranks "
+            f"(tensor_model_parallel_size x pipeline_model_parallel_size); use a multiple of {tp * pp}",
+        )
+    model = config.model.config or {}
+    for key, parts, option in (
+        ("num_attention_heads", tp, "tensor_model_parallel_size"),
+        ("num_key_value_heads", tp, "tensor_model_parallel_size"),
+        ("num_hidden_layers", pp, "pipeline_model_parallel_size"),
+    ):
+        size = model.get(key)
+        if isinstance(size, int) and size % parts:
+            valid = _listed([n for n in range(1, size + 1) if size % n == 0])
+            yield Problem(f"train.{option}", f"{parts} does not divide {key} {size} of model.config; valid: {valid}")
+
+
+def _batch(config: Config) -> Iterator[Problem]:
+    train, rollout = config.train, config.rollout
+    if train.global_batch_size is not None and train.num_steps_per_rollout is not None:
+        yield Problem("train.global_batch_size", "give this or train.num_steps_per_rollout, not both")
+        return
+    dp = data_parallel_size(config)
+    if dp == 0 or train.num_workers % dp:
+        return  # said by the layout
+    samples = samples_per_rollout(config)
+    inputs = (
+        f"rollout_batch_size {rollout.rollout_batch_size} x n_samples_per_prompt {rollout.n_samples_per_prompt} = "
+        f"{samples} samples per rollout"
+    )
+    per_rank = f" over {dp} data-parallel ranks (num_workers {train.num_workers})" if dp > 1 else ""
+    sizes = [n for n in range(dp, samples + 1, dp) if samples % n == 0]
+    if not sizes:
+        yield Problem(
+            "rollout.rollout_batch_size",
+            f"{inputs} cannot be divided{per_rank}; make the product a multiple of {dp}",
+        )
+    elif train.global_batch_size is not None and train.global_batch_size not in sizes:
+        yield Problem(
+            "train.global_batch_size",
+            f"{inputs} cannot be cut into steps of global_batch_size {train.global_batch_size}{per_rank}; "
+            f"valid: {_listed(sizes)}",
+        )
+    elif train.global_batch_size is None and samples // steps_per_rollout(config) not in [
+        n for n in sizes if n * steps_per_rollout(config) == samples
+    ]:
+        yield Problem(
+            "train.num_steps_per_rollout",
+            f"{inputs} cannot be cut into {steps_per_rollout(config)} steps{per_rank}; "
+            f"valid: {_listed(sorted(samples // n for n in sizes))}",
+        )
+
+
+def _model(config: Config) -> Iterator[Problem]:
+    model = config.model
+    if model.hf_checkpoint is not None and model.config is not None:
+        yield Problem("model.config", "give this or model.hf_checkpoint, not both")
+    if model.hf_checkpoint is None and model.config is None:
+        yield Problem("model.hf_checkpoint", "no model: give this (a Hugging Face directory) or model.config")
+    if model.config is not None:
+        kind = model.config.get("model_type")
+        if kind not in MODEL_TYPES:
+            given = f"there is no model_type {kind!r}" if "model_type" in model.config else "model_type is missing"
+            yield Problem("model.config.model_type", f"{given}; valid: {', '.join(MODEL_TYPES)}")
+        if model.tokenizer is None:
+            yield Problem("model.tokenizer", "needed with model.config, which names no directory to take one from")
+
+
+def _kl(config: Config) -> Iterator[Problem]:
+    algorithm, ref, model = config.algorithm, config.ref, config.model
+    if algorithm.use_kl_loss and algorithm.kl_loss_coef == 0:
+        yield Problem("algorithm.kl_loss_coef", "algorithm.use_kl_loss is on with a coefficient of 0; set it above 0")
+    if not algorithm.use_kl_loss and algorithm.kl_loss_coef > 0:
+        yield Problem(
+            "algorithm.use_kl_loss", "algorithm.kl_loss_coef is set but unused; set this to true, or that to 0"
+        )
+    has_source = ref.load is not None or model.config is not None
+    has_source |= model.hf_checkpoint is not None and model.megatron_to_hf_mode == "bridge"
+    if algorithm.needs_ref and not has_source:
+        hint = ""
+        if model.hf_checkpoint is not None:
+            hint = (
+                f" (in `raw` mode model.hf_checkpoint gives no weights: `slotwise convert {model.hf_checkpoint} OUT` "
+                "and ref.load OUT, or set model.megatron_to_hf_mode to bridge)"
+            )
+        yield Problem("ref.load", f"a KL term is on, but there are no weights for the reference; set this{hint}")
+    if ref.ckpt_step is not None and ref.load is None:
+        yield Problem("ref.ckpt_step", "is an iteration of ref.load, which is not set")
+
+
+def _sampling(config: Config) -> Iterator[Problem]:
+    if config.loop.num_rollout == 0:
+        return
+    if config.rollout.temperature == 0:
+        yield Problem(
+            "rollout.temperature",
+            "0 is greedy: log-probs are not defined and all samples of a prompt are equal. Use a value above 0 in "
+            "training (1.0 is usual); eval.sampling.temperature may be 0",
+        )
+    if config.rollout.n_samples_per_prompt == 1 and config.algorithm.advantage_estimator == "grpo":
+        yield Problem(
+            "rollout.n_samples_per_prompt",
+            "1 leaves grpo nothing to compare within a group, so every advantage is 0; use at least 2",
+        )
+
+
+def _old_logprobs(config: Config) -> Iterator[Problem]:
+    chosen, interval = config.algorithm.old_logprobs, config.loop.update_weights_interval
+    key = "algorithm.old_logprobs"
+    if config.loop.mode == "async":
+        if chosen is None:
+            yield Problem(
+                key,
+                "an asynchronous loop trains on samples of earlier weights and must say whose log-probs the ratio is "
+                "taken to: `engine` (those that the engine recorded; right here), or `recompute` (the trainer's own; "
+                "right only in a `sync` loop that publishes after every rollout)",
+            )
+        elif chosen == "recompute":
+            yield Problem(
+                key,
+                "in an asynchronous loop the trainer has moved on from the weights that generated the samples, so "
+                "`recompute` is not the behaviour policy; use `engine`",
+            )
+    elif interval > 1 and chosen in (None, "recompute"):
+        yield Problem(
+            key,
+            f"with loop.update_weights_interval {interval} the engines generate from older weights than the trainer "
+            "holds, so `recompute` (the default) is not the behaviour policy; use `engine`, or an interval of 1",
+        )
+
+
+def _schedule(config: Config) -> Iterator[Problem]:
+    train, steps = config.train, total_steps(config)
+    if train.min_lr > train.lr:
+        yield Problem("train.min_lr", f"{train.min_lr} is above train.lr {train.lr}")
+    if steps and train.lr_warmup_steps >= steps:
+        yield Problem(
+            "train.lr_warmup_steps",
+            f"{train.lr_warmup_steps} steps of warm-up, but the run has {steps} (num_rollout {config.loop.num_rollout} "
+            f"x {steps_per_rollout(config)} steps per rollout); use at most {steps - 1}",
+        )
+
+
+def _data(config: Config) -> Iterator[Problem]:
+    yield from _source("data", config.data, needed=config.loop.num_rollout > 0)
+    if config.loop.num_rollout > 0 and config.reward.name is None:
+        yield Problem(
+            "reward.name", f"needed for training; registered: {', '.join(REWARDS)}, or package.module:function"
+        )
+
+
+def _source(section: str, data: DataConfig, needed: bool) -> Iterator[Problem]:
+    if data.path is not None and data.generator is not None:
+        yield Problem(f"{section}.generator", f"give this or {section}.path, not both")
+    if data.path is None and data.generator is None and needed:
+        yield Problem(f"{section}.path", f"no prompts: give this (a JSONL file) or {section}.generator")
+
+
+def _evaluation(config: Config) -> Iterator[Problem]:
+    evaluation = config.eval
+    if evaluation.interval is None:
+        if evaluation.data is not None:
+            yield Problem(
+                "eval.interval", "eval.data is set, but there is no evaluation; set this, or leave out eval.data"
+            )
+        return
+    if evaluation.data is None:
+        yield Problem("eval.data", "needed with eval.interval: give eval.data.path or eval.data.generator")
+    else:
+        yield from _source("eval.data", evaluation.data, needed=True)
+    if evaluation.reward is not None and evaluation.reward.name is None:
+        yield Problem("eval.reward.name", "the section is there without a name; set it, or leave out eval.reward")
+    if evaluation.reward is None and config.reward.name is None:
+        yield Problem("eval.reward.name", "evaluation needs a reward: set this or reward.name")
+
+
+def _checkpoint(config: Config) -> Iterator[Problem]:
+    checkpoint = config.checkpoint
+    if checkpoint.keep is not None and checkpoint.save_interval is None:
+        yield Problem("checkpoint.keep", "is set, but nothing is saved; set checkpoint.save_interval")
+    directory = checkpoint.load or checkpoint.save or checkpoint.save_interval
+    if checkpoint.ckpt_step is not None and not directory:
+        yield Problem("checkpoint.ckpt_step", "is an iteration of checkpoint.load, which is not set (nor is save)")
+    for option, value in (("load", checkpoint.load), ("save", checkpoint.save)):
+        if value == "":
+            yield Problem(f"checkpoint.{option}", "is empty; give a directory or leave it out")
+    if config.ref.load == "":
+        yield Problem("ref.load", "is empty; give a directory or leave it out")
+
+
+def _names(config: Config) -> Iterator[Problem]:
+    evaluation = config.eval
+    generators = [("data.generator", config.data.generator)]
+    rewards = [("reward.name", config.reward.name)]
+    if evaluation.data is not None:
+        generators.append(("eval.data.generator", evaluation.data.generator))
+    if evaluation.reward is not None:
+        rewards.append(("eval.reward.name", evaluation.reward.name))
+    for given, registered in ((generators, tuple(GENERATORS)), (rewards, tuple(REWARDS))):
+        for key, name in given:
+            if name is None or name in registered or is_import_path(name):
+                continue
+            yield Problem(
+                key, f"no {name!r} is registered{did_you_mean(name, registered)} (or package.module:function)"
+            )
+    hook = config.train.setup_hook
+    if hook is not None and not is_import_path(hook):
+        yield Problem("train.setup_hook", f"{hook!r} is not an import path; expected package.module:function")
+
+
+def _megatron(config: Config) -> Iterator[Problem]:
+    if not config.train.megatron:
+        return
+    known = megatron_fields.fields()
+    if known is None:
+        yield Problem("train.megatron", "cannot be checked: megatron-core is not installed")
+        return
+    for key, value in config.train.megatron.items():
+        dotted = f"train.megatron.{key}"
+        if key not in known:
+            near = nearest(key, known)
+            yield Problem(dotted, f"Megatron's configs have no field {key!r}{near}")
+        elif key in megatron_fields.DECIDED:
+            instead = megatron_fields.DECIDED[key]
+            yield Problem(
+                dotted, f"is set by Slotwise; use {instead}" if instead else "is set by Slotwise; leave it out"
+            )
+        elif not megatron_fields.accepts(known[key], value):
+            yield Problem(dotted, f"given {value!r}; accepted: {known[key]}")
+        elif key in ("use_precision_aware_optimizer", "optimizer_cpu_offload") and value:
+            yield Problem(dotted, "keeps master weights where they cannot be compared with the live ones; leave it out")
+        elif key == "overlap_param_gather" and value and not config.train.use_distributed_optimizer:
+            yield Problem(dotted, "needs train.use_distributed_optimizer")
+        elif "cuda_graph" in key and value and config.algorithm.needs_ref and config.ref.tier == "device":
+            yield Problem(
+                dotted, "CUDA graphs keep the addresses of weights, which ref.tier device moves; use ref.tier copy"
+            )
+
+
+def _listed(values: list[int]) -> str:
+    shown = [str(value) for value in values]
+    return ", ".join(shown if len(shown) <= 16 else [*shown[:8], "...", *shown[-7:]])
