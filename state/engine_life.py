@@ -13,6 +13,7 @@ from typing import Any
 
 from transitions import Machine, MachineError
 
+from state.errors import InvariantViolation
 from state.slots import WeightId
 
 
@@ -52,8 +53,8 @@ class EngineTransition:
     status: EngineStatus
 
 
-class EngineLifeError(RuntimeError):
-    """An engine was asked to live out of order."""
+class EngineLifeError(InvariantViolation):
+    """An engine was to serve, or to be updated, out of order."""
 
 
 _LIVING = [phase.value for phase in EnginePhase if phase is not EnginePhase.DEAD]

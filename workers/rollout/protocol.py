@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from state.digest import TensorDigest
+from state.errors import SlotwiseError
 from state.slots import WeightId
 from workers.batch import FinishReason
 from workers.config import SamplingConfig
@@ -19,11 +20,11 @@ from workers.weights.rendezvous import Rendezvous
 from workers.weights.send_plan import SendPlan
 
 
-class EngineRefused(RuntimeError):
+class EngineRefused(SlotwiseError):
     """The engine will not do this now; its weights and requests are as they were. The message says why."""
 
 
-class WeightsMismatch(RuntimeError):
+class WeightsMismatch(SlotwiseError):
     """Names, shapes, dtypes or digests of an update are not those of the engine's model."""
 
 
