@@ -1,0 +1,128 @@
+"""From a configuration to what each slot is loaded from: reads the checkpoint directories, decides nothing itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import Config
+from state import checkpoints
+from state.checkpoints import Inventory
+from state.errors import ResumeError
+from state.resume import LoadSpec, NoBase, ResumePlan, ResumeRequest, plan_resume, plan_slot_load
+
+_NOT_ARCHITECTURE = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache")
+
+
+def run_dir(config: Config) -> Path:
+    """Absolute directory of the run: `run.dir`, else `runs/NAME`."""
+    return Path(config.run.dir or Path("runs") / config.run.name).absolute()
+
+
+def save_root(config: Config) -> Path | None:
+    """Absolute directory that checkpoints are saved to; None when there is none."""
+    if config.checkpoint.save is not None:
+        return Path(config.checkpoint.save).absolute()
+    return run_dir(config) / "checkpoints" if config.checkpoint.save_interval is not None else None
+
+
+def load_root(config: Config) -> Path | None:
+    """Absolute directory to continue from: `checkpoint.load`, else where checkpoints are saved to."""
+    if config.checkpoint.load is not None:
+        return Path(config.checkpoint.load).absolute()
+    return save_root(config)
+
+
+def plan(config: Config) -> ResumePlan:
+    """What the actor starts from, and why. Raises `ResumeError`."""
+    root, checkpoint = load_root(config), config.checkpoint
+    request = ResumeRequest(
+        load=str(root) if root is not None else None,
+        base=_base(config),
+        ckpt_step=checkpoint.ckpt_step,
+        mode=config.model.megatron_to_hf_mode,
+        resume=checkpoint.resume,
+        weights_only=checkpoint.weights_only,
+        start_rollout_id=config.loop.start_rollout_id,
+    )
+    inventory = checkpoints.inspect(root) if root is not None else None
+    made = plan_resume(request, inventory)
+    _check_same_model(config, made, inventory)
+    return made
+
+
+def plan_ref(config: Config) -> LoadSpec | None:
+    """What the reference is loaded from, at every start; None when no KL term is on. Raises `ResumeError`."""
+    if not config.algorithm.needs_ref:
+        return None
+    if config.ref.load is not None:
+        return _slot_load(config, config.ref.ckpt_step)
+    base = _base(config)
+    if isinstance(base, NoBase):
+        raise ResumeError(f"the reference has no weights: {base.why}")
+    return base
+
+
+def fingerprint(config: Config) -> dict[str, str]:
+    """What a checkpoint must agree on with the run that continues from it; goes into its marker as `fingerprint`.
+
+    (Data and tokenizer are fingerprinted by the data source, beside its cursor.)
+    """
+    architecture = {key: value for key, value in _hf_config(config).items() if key not in _NOT_ARCHITECTURE}
+    text = json.dumps(architecture, sort_keys=True, default=str)
+    return {"model": f"{architecture.get('model_type')}/{hashlib.sha256(text.encode()).hexdigest()[:16]}"}
+
+
+def _base(config: Config) -> LoadSpec | NoBase:
+    """What a fresh actor starts from. A `ref.load` that cannot be used is a problem only where it is needed."""
+    model = config.model
+    if model.megatron_to_hf_mode == "bridge" and model.hf_checkpoint is not None:
+        return LoadSpec(str(Path(model.hf_checkpoint).absolute()), None, "huggingface")
+    if config.ref.load is not None:
+        try:
+            # The reference's step is for the reference alone.
+            return _slot_load(config, None)
+        except ResumeError as error:
+            return NoBase(str(error))
+    if model.config is not None:
+        return LoadSpec.random()
+    return NoBase(
+        f"model.megatron_to_hf_mode is `raw`, which takes no weights from model.hf_checkpoint. Convert them with "
+        f"`slotwise convert {model.hf_checkpoint} OUT` and set checkpoint.load or ref.load to OUT, or set the mode to "
+        "`bridge`"
+    )
+
+
+def _slot_load(config: Config, ckpt_step: int | None) -> LoadSpec:
+    assert config.ref.load is not None
+    root = Path(config.ref.load).absolute()
+    return plan_slot_load(str(root), ckpt_step, checkpoints.inspect(root), config.model.megatron_to_hf_mode, "ref")
+
+
+def _check_same_model(config: Config, made: ResumePlan, inventory: Inventory | None) -> None:
+    if inventory is None or made.source != "native" or made.iteration not in inventory.ours:
+        return
+    directory = checkpoints.iteration_dir(inventory.path, made.iteration)
+    saved = checkpoints.read_marker(directory).get("fingerprint")
+    current = fingerprint(config)
+    if saved is not None and saved != current:
+        raise ResumeError(
+            f"{directory} was saved from another model: its fingerprint is {saved}, that of this run {current}. "
+            "Use the same model, or another checkpoint.load"
+        )
+
+
+def _hf_config(config: Config) -> dict[str, Any]:
+    if config.model.config is not None:
+        return config.model.config
+    assert config.model.hf_checkpoint is not None
+    path = Path(config.model.hf_checkpoint) / "config.json"
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ResumeError(f"{path} cannot be read as a Hugging Face config: {error}") from error
+    if not isinstance(value, dict):
+        raise ResumeError(f"{path} is not a Hugging Face config")
+    return value

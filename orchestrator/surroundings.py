@@ -1,0 +1,77 @@
+"""Configurations that are right by themselves but cannot work where the command was started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.config import Config
+from orchestrator.options import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where the command runs."""
+
+    in_ray_job: bool
+    """The working directory is a copy that Ray throws away with the job."""
+    on_one_machine: bool
+    """No cluster is joined, so that what this machine does not have nobody has."""
+
+    @staticmethod
+    def of(environment: Mapping[str, str], cwd: Path, address: str | None) -> Surroundings:
+        in_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in environment or "runtime_resources" in cwd.parts
+        return Surroundings(in_job, not in_job and address in (None, "local") and "RAY_ADDRESS" not in environment)
+
+
+def here(config: Config) -> Surroundings:
+    """The surroundings of this process."""
+    return Surroundings.of(os.environ, Path.cwd(), config.cluster.address)
+
+
+def problems(config: Config, surroundings: Surroundings) -> tuple[Problem, ...]:
+    """What cannot work here."""
+    found: list[Problem] = []
+    if surroundings.in_ray_job:
+        found += _throw_away(config)
+    if surroundings.on_one_machine:
+        found += _missing(config)
+    return tuple(found)
+
+
+def _throw_away(config: Config) -> Iterator[Problem]:
+    why = (
+        "in a Ray job the working directory is a copy that is deleted with the job, so what is written there is lost "
+        "and an earlier run's files are not there; give an absolute path on storage that all nodes share"
+    )
+    if config.run.dir is None:
+        yield Problem("run.dir", f"defaults to runs/{config.run.name}, which is relative: {why}")
+    given = (
+        ("run.dir", config.run.dir),
+        ("checkpoint.save", config.checkpoint.save),
+        ("checkpoint.load", config.checkpoint.load),
+        ("ref.load", config.ref.load),
+    )
+    for key, path in given:
+        if path is not None and not Path(path).is_absolute():
+            yield Problem(key, f"{path} is relative: {why}")
+
+
+def _missing(config: Config) -> Iterator[Problem]:
+    files = [("data.path", config.data.path)]
+    if config.eval.data is not None:
+        files.append(("eval.data.path", config.eval.data.path))
+    for key, path in files:
+        if path is not None and not Path(path).is_file():
+            yield Problem(key, f"{path} is not a file{_near(path)}")
+    model = config.model
+    if model.hf_checkpoint is not None and not (Path(model.hf_checkpoint) / "config.json").is_file():
+        yield Problem("model.hf_checkpoint", f"{model.hf_checkpoint} holds no config.json{_near(model.hf_checkpoint)}")
+    if model.tokenizer is not None and not Path(model.tokenizer).is_dir():
+        yield Problem("model.tokenizer", f"{model.tokenizer} is not a directory{_near(model.tokenizer)}")
+
+
+def _near(path: str) -> str:
+    return "" if Path(path).is_absolute() else f" (looked in {Path.cwd()})"
