@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn
 
-from state.digest import MASK64, PieceDigest, Region, ShardDigest, TensorDigest, summarise
+from state.digest import MASK64, Region, ShardDigest, TensorDigest, summarise
 from state.errors import InvariantViolation
 from state.slots import PRIMARY_SLOTS, Slot, WeightId, WorkerId
 
@@ -111,6 +111,8 @@ def _refuse(findings: Sequence[str]) -> None:
 def _completeness(by_rank: Sequence[Attestation]) -> list[str]:
     if not by_rank:
         return ["nobody attested"]
+    if differing := _differing("gang size", by_rank, lambda a: a.gang.world_size):
+        return differing
     expected, present = set(range(by_rank[0].gang.world_size)), [a.worker.rank for a in by_rank]
     findings = []
     if missing := sorted(expected - set(present)):
@@ -137,69 +139,88 @@ def _cleanliness(by_rank: Sequence[Attestation]) -> list[str]:
 def _unanimity(by_rank: Sequence[Attestation]) -> list[str]:
     questions: dict[str, Callable[[Attestation], Hashable]] = {
         "run and role": lambda a: f"{a.worker.run}/{a.worker.role}",
-        "gang size": lambda a: a.gang.world_size,
         "slot": lambda a: a.slot,
         "version": lambda a: a.version,
         "incarnation": lambda a: a.gang.incarnation,
         "config": lambda a: a.gang.config_hash,
     }
-    findings = []
-    for question, answer in questions.items():
-        ranks_by_answer: dict[Hashable, list[int]] = defaultdict(list)
-        for a in by_rank:
-            ranks_by_answer[answer(a)].append(a.worker.rank)
-        if len(ranks_by_answer) > 1:
-            said = "; ".join(f"{_ranks(ranks)}: {value}" for value, ranks in ranks_by_answer.items())
-            findings.append(f"{question} differs: {said}")
-    return findings
+    return [finding for question, answer in questions.items() for finding in _differing(question, by_rank, answer)]
+
+
+def _differing(question: str, by_rank: Sequence[Attestation], answer: Callable[[Attestation], Hashable]) -> list[str]:
+    ranks_by_answer: dict[Hashable, list[int]] = defaultdict(list)
+    for a in by_rank:
+        ranks_by_answer[answer(a)].append(a.worker.rank)
+    if len(ranks_by_answer) == 1:
+        return []
+    return [f"{question} differs: " + "; ".join(f"{_ranks(r)}: {value}" for value, r in ranks_by_answer.items())]
+
+
+# Of one named tensor: for each region of it, which ranks hold it with which (dtype, digest).
+_Held = dict[Region, dict[tuple[str, int], list[int]]]
 
 
 def _compose(
     by_rank: Sequence[Attestation],
 ) -> tuple[tuple[TensorDigest, ...], dict[str, tuple[tuple[int, Region], ...]], list[str]]:
     """Add shards up to whole tensors. Ranks with equal shard summaries are replicas: one of them speaks for all."""
-    representatives: dict[str, Attestation] = {}
+    replicas: dict[str, list[int]] = defaultdict(list)
+    shards: dict[str, ShardDigest] = {}
     for a in by_rank:
         if a.live is not None:
-            representatives.setdefault(a.live.summary, a)
-    by_name: dict[str, dict[Region, tuple[int, PieceDigest]]] = defaultdict(dict)
-    findings: list[str] = []
-    for a in representatives.values():
-        assert a.live is not None
-        for piece in a.live.pieces:
-            rank, known = by_name[piece.name].setdefault(piece.region, (a.worker.rank, piece))
-            if (known.dtype, known.value) != (piece.dtype, piece.value):
-                findings.append(
-                    f"ranks {rank} and {a.worker.rank} hold the same shard of {piece.name} with different bytes "
-                    f"({known.dtype} {known.value:016x} and {piece.dtype} {piece.value:016x})"
-                )
-    tensors, holders = [], {}
+            replicas[a.live.summary].append(a.worker.rank)
+            shards[a.live.summary] = a.live
+    by_name: dict[str, _Held] = defaultdict(dict)
+    for summary, shard in shards.items():
+        for piece in shard.pieces:
+            held = by_name[piece.name].setdefault(piece.region, {})
+            held.setdefault((piece.dtype, piece.value), []).extend(replicas[summary])
+    tensors, holders, findings = [], {}, []
     for name in sorted(by_name):
         regions = by_name[name]
-        findings.extend(_coverage(name, list(regions)))
-        dtypes = sorted({piece.dtype for _, piece in regions.values()})
+        findings.extend([*_differing_replicas(name, regions), *_coverage(name, regions)])
+        said = {region: next(iter(held)) for region, held in regions.items()}
+        dtypes = sorted({dtype for dtype, _ in said.values()})
         if len(dtypes) > 1:
-            findings.append(f"shards of {name} have different dtypes: {', '.join(dtypes)}")
+            by_dtype = [(d, _all_ranks(regions[r] for r in regions if said[r][0] == d)) for d in dtypes]
+            findings.append(f"shards of {name} differ in dtype: " + "; ".join(f"{_ranks(r)}: {d}" for d, r in by_dtype))
         shape = next(iter(regions)).full_shape
-        value = sum(piece.value for _, piece in regions.values()) & MASK64
-        tensors.append(TensorDigest(name, dtypes[0], shape, value))
-        holders[name] = tuple((rank, region) for region, (rank, _) in regions.items())
+        tensors.append(TensorDigest(name, dtypes[0], shape, sum(value for _, value in said.values()) & MASK64))
+        holders[name] = tuple((min(held[said[region]]), region) for region, held in regions.items())
     return tuple(tensors), holders, findings
 
 
-def _coverage(name: str, regions: Sequence[Region]) -> list[str]:
-    if len({r.full_shape for r in regions}) > 1:
-        return [f"shards of {name} belong to tensors of different shapes: {sorted({r.full_shape for r in regions})}"]
+def _differing_replicas(name: str, regions: _Held) -> list[str]:
+    findings = []
+    for region, held in regions.items():
+        if len(held) > 1:
+            said = "; ".join(f"{_ranks(ranks)}: {dtype} {value:016x}" for (dtype, value), ranks in held.items())
+            findings.append(f"the same shard of {name} (at {region.offset}) has different bytes: {said}")
+    return findings
+
+
+def _coverage(name: str, regions: _Held) -> list[str]:
+    boxes, ranks = list(regions), {region: _ranks(_all_ranks([held])) for region, held in regions.items()}
+    if len({r.full_shape for r in boxes}) > 1:
+        said = "; ".join(f"{ranks[r]}: {r.full_shape}" for r in boxes)
+        return [f"shards of {name} belong to tensors of different shapes: {said}"]
     findings = [
-        f"shards of {name} overlap: {a.offset}+{a.shape} and {b.offset}+{b.shape}"
-        for i, a in enumerate(regions)
-        for b in regions[:i]
+        f"shards of {name} overlap: {ranks[b]}: {b.offset}+{b.shape}; {ranks[a]}: {a.offset}+{a.shape}"
+        for i, a in enumerate(boxes)
+        for b in boxes[:i]
         if _overlap(a, b)
     ]
-    held, full = sum(r.numel for r in regions), Region.whole(regions[0].full_shape).numel
+    held, full = sum(r.numel for r in boxes), Region.whole(boxes[0].full_shape).numel
     if not findings and held != full:
-        findings.append(f"shards of {name} hold {held} of its {full} elements: some rank's part is missing")
+        holders = _ranks(_all_ranks(regions.values()))
+        findings.append(
+            f"shards of {name} hold {held} of its {full} elements, on {holders}: some rank's part is missing"
+        )
     return findings
+
+
+def _all_ranks(held: Iterable[Mapping[tuple[str, int], Sequence[int]]]) -> list[int]:
+    return sorted({rank for by_value in held for ranks in by_value.values() for rank in ranks})
 
 
 def _overlap(a: Region, b: Region) -> bool:
@@ -207,7 +228,8 @@ def _overlap(a: Region, b: Region) -> bool:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    distinct = sorted(set(ranks))
+    return f"rank {distinct[0]}" if len(distinct) == 1 else f"ranks {', '.join(map(str, distinct))}"
 
 
 class ActorPermit:
@@ -236,6 +258,11 @@ class ActorPermit:
 
     def revoke(self) -> None:
         self._valid = False
+
+    def __reduce__(self) -> NoReturn:
+        raise PermitVoid(
+            f"the permit {self.quorum.publish_id} cannot be copied or sent: a copy would outlive its scope"
+        )
 
 
 _MINT = object()

@@ -36,9 +36,11 @@ class Journal:
     def append(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Write one entry and return it. `at` is wall time in seconds, for people: order is by `seq`."""
         with self._lock:
-            self._seq += 1
-            entry = {"seq": self._seq, "kind": kind, "source": self._source, "at": round(time.time(), 6), **fields}
-            os.write(self._fd, (json.dumps(entry, separators=(",", ":")) + "\n").encode())
+            seq = self._seq + 1
+            entry = {"seq": seq, "kind": kind, "source": self._source, "at": round(time.time(), 6), **fields}
+            line = (json.dumps(entry, separators=(",", ":")) + "\n").encode()
+            self._write(line)
+            self._seq = seq  # only now: an entry that could not be written leaves no gap
             self._recent.append(entry)
             return entry
 
@@ -48,6 +50,17 @@ class Journal:
 
     def close(self) -> None:
         os.close(self._fd)
+
+    def _write(self, line: bytes) -> None:
+        """All of the line or, when the disk refuses part of it, nothing: the next line must not join a torn one."""
+        before = os.fstat(self._fd).st_size
+        try:
+            written = os.write(self._fd, line)
+            while written < len(line):
+                written += os.write(self._fd, line[written:])
+        except OSError:
+            os.ftruncate(self._fd, before)
+            raise
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:

@@ -108,6 +108,7 @@ class SlotMachine:
         self._records: dict[Key, tuple[SlotRecord, ShardDigest]] = {}
         self._poison: _Poison | None = None
         self._spent: set[str] = set()
+        self._ready = False
         self._lock = threading.RLock()
         self._life = lifecycle.Lifecycle(primary)
         self._view = SlotView(worker, gang.world_size, gang.incarnation, self.state, 0, "created", time.time())
@@ -140,9 +141,13 @@ class SlotMachine:
         if key == self._primary and key in self._records and self._records[key][0].version > version:
             self._refuse(f"load {slot}@{version}: it is at version {self._records[key][0].version}, which only grows")
         with self._moving("load", slot, provenance=str(provenance)):
+            if key == self._primary:
+                self._ready = False
+            else:
+                self._records.pop(key, None)  # its old bytes may be half overwritten when the loader fails
             self._store.begin_fill(key, self._primary)
             loader()
-            self._store.end_fill(key)
+            self._store.end_fill(key, self._primary)
             digest = self._store.digest()
             record = SlotRecord(slot, version, digest.summary, provenance, tier)
             self._records[key] = (record, digest)
@@ -151,9 +156,9 @@ class SlotMachine:
 
     def ready(self) -> None:
         """Last act of init: the primary is resident, its bytes are the recorded ones, and so are its masters."""
+        record, digest = self._recorded(self._primary)
         if self.state != lifecycle.resident(self.primary):
             self._switch(self._primary)
-        record, digest = self._recorded(self._primary)
         live = self._store.digest()
         if live != digest:
             self._fail(f"live bytes {live.summary} are not the recorded {digest.summary} of {self.primary}")
@@ -165,11 +170,18 @@ class SlotMachine:
                 f"{len(wrong)} parameters differ, among them {', '.join(wrong[:5])}"
             )
         self._fire("ready", self.primary, record)
+        self._ready = True
 
     def snapshot(self, slot: Slot) -> SlotRecord:
         """Fill `slot` (old_actor, or ref to refresh it) with the clean, resident actor. Live bytes do not move."""
+        if slot is self.primary:
+            self._refuse(f"snapshot {slot}: it is the primary itself")
         self._must_be(lifecycle.resident(self.primary), f"snapshot {slot}")
         source, digest = self._recorded(self._primary)
+        live = self._store.digest()
+        if live != digest:
+            self._fail(f"live bytes {live.summary} are not the recorded {digest.summary} of {self.primary}")
+            raise Poisoned(f"{self._worker}: {self.primary} changed outside a step; no snapshot was taken of it")
         key = Key(slot, source.version if slot is Slot.OLD_ACTOR else None)
         record = SlotRecord(
             slot, source.version, source.digest, Provenance.snapshot(source.version), self._store.tier(slot)
@@ -188,7 +200,11 @@ class SlotMachine:
         primary = self._recorded(self._primary)[0]
         if slot is self.primary or (slot is Slot.OLD_ACTOR and version == primary.version):
             self._must_be(lifecycle.resident(self.primary), f"use {slot}")
-            yield primary
+            captured = self._ambient.capture()
+            try:
+                yield primary
+            finally:
+                self._ambient.restore(captured)
             return
         key = Key(slot, version)
         self._must_be(lifecycle.resident(self.primary), f"borrow {key}")
@@ -211,6 +227,7 @@ class SlotMachine:
         before, digest = self._recorded(self._primary)
         if rollout_id + 1 <= before.version:
             self._refuse(f"train rollout {rollout_id}: {self.primary} is already at version {before.version}")
+        self._must_be_ready(f"train rollout {rollout_id}")
         self._fire("step", self.primary, before, rollout_id=rollout_id)
         scope = StepScope()
         try:
@@ -218,7 +235,7 @@ class SlotMachine:
             self._optimizer.finish_gather()
             after = self._store.digest()
         except BaseException as error:
-            if not scope.wrote and self._store.digest() == digest:
+            if not scope.wrote and self._is_still(digest):
                 self._fire("unchanged", self.primary, before, detail=_reason(error))
             else:
                 self._fail(_reason(error))
@@ -264,15 +281,17 @@ class SlotMachine:
     @contextmanager
     def _permitted(self, purpose: Purpose, quorum: Quorum) -> Iterator[ActorPermit]:
         record, digest = self._recorded(self._primary)
-        self._check_quorum(purpose, quorum, record)
-        self._fire(purpose, self.primary, record, publish_id=quorum.publish_id)
-        self._spent.add(quorum.publish_id)
+        with self._lock:
+            self._must_be_ready(f"{purpose} with quorum {quorum.publish_id}")
+            self._check_quorum(purpose, quorum, record)
+            self._fire(purpose, self.primary, record, publish_id=quorum.publish_id)
+            self._spent.add(quorum.publish_id)
         permit = mint_permit(quorum, purpose)
         try:
             yield permit
         except BaseException as error:
             permit.revoke()
-            if self._store.digest() == digest:
+            if self._is_still(digest):
                 self._fire("done", self.primary, record, publish_id=quorum.publish_id, detail=_reason(error))
             else:
                 self._fail(_reason(error))
@@ -323,6 +342,7 @@ class SlotMachine:
         if poison is None or poison.origin not in RESTORABLE:
             self._refuse(f"heal: {'not poisoned' if poison is None else f'poisoned while {poison.origin}'}", Poisoned)
         with self._moving("restore", self.primary):
+            self._store.reclaim()
             self._bring(self._primary, verify=True)
             self._poison = None
 
@@ -393,6 +413,17 @@ class SlotMachine:
         if self.state != state:
             self._refuse(f"{what} in state {self.state}: it needs {state}")
 
+    def _must_be_ready(self, what: str) -> None:
+        if not self._ready:
+            self._refuse(f"{what}: ready() has not verified {self.primary} since it was loaded")
+
+    def _is_still(self, digest: ShardDigest) -> bool:
+        """Whether the live bytes are provably these. Bytes that cannot be hashed are not."""
+        try:
+            return self._store.digest() == digest
+        except Exception:
+            return False
+
     def _refuse(self, what: str, kind: type[InvariantViolation] = SlotViolation, cause: Exception | None = None) -> Any:
         """Journal a refusal and raise. Nothing was done."""
         self._journal.append("refusal", **self._identity(), state=self.state, what=what)
@@ -407,7 +438,7 @@ class SlotMachine:
 
     def _trim_ring(self) -> None:
         ring = sorted((k for k in self._records if k.slot is Slot.OLD_ACTOR), key=lambda k: k.version or 0)
-        for key in ring[: -self._keep_old_actors]:
+        for key in ring[: max(0, len(ring) - self._keep_old_actors)]:
             self._store.forget(key)
             del self._records[key]
 

@@ -21,6 +21,9 @@ from state.digest import Piece, ShardDigest, digest_pieces
 from state.errors import InvariantViolation
 from state.slots import Slot, Tier
 
+# A block starts at a multiple of this many bytes, so that every dtype has whole offsets in a copy of it.
+_ALIGNMENT = 16
+
 
 class NotHeld(InvariantViolation):
     """A slot, or a version of it, was asked for whose bytes this worker does not hold."""
@@ -49,11 +52,15 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """The used range of one home storage, as bytes, with the live tensors that stand in it."""
+    """The used range of one home storage, as bytes from `start` on, with the live tensors that stand in it.
+
+    `storage_bytes` is the size of the whole storage: others (an optimizer's buffers) may view bytes behind the range.
+    """
 
     home: Tensor
     names: tuple[str, ...]
     start: int
+    storage_bytes: int
 
 
 class SlotStore:
@@ -95,7 +102,8 @@ class SlotStore:
     def begin_fill(self, key: Key, home: Key) -> None:
         """Make the live tensors the place where a loader may write `key`; the bytes of `home` must survive it."""
         if self.tier(key.slot) is Tier.DEVICE and key != home:
-            self._backing.setdefault(key, [torch.empty_like(block.home) for block in self._blocks])
+            if not self.holds(key):  # starts as the home stands, as in the other tier: not every loader fills buffers
+                self._backing[key] = [block.home.clone() for block in self._blocks]
             self._point_at(key)
             return
         self._point_home()
@@ -103,12 +111,15 @@ class SlotStore:
             self.keep(home)
         self._at_home = None
 
-    def end_fill(self, key: Key) -> None:
+    def end_fill(self, key: Key, home: Key) -> None:
         """The loader is done: the live bytes are `key`."""
-        if self._pointed != key:
-            self._at_home = key
-            if self.tier(key.slot) is Tier.COPY and key.slot is not Slot.ACTOR and key.slot is not Slot.CRITIC:
-                self.keep(key)
+        if self._pointed == key:
+            return
+        self._at_home = key
+        if key == home:
+            self.forget(home)
+        else:
+            self.keep(key)
 
     def keep(self, key: Key) -> None:
         """Take a backing copy of the home, which must hold `key`."""
@@ -171,9 +182,11 @@ class SlotStore:
             block.home.untyped_storage().resize_(0)
 
     def reclaim(self) -> None:
-        """Allocate the home again; its bytes are undefined until a slot is brought."""
+        """Allocate the home again where it was freed; its bytes are undefined until a slot is brought."""
         for block in self._blocks:
-            block.home.untyped_storage().resize_(block.start + block.home.numel())
+            storage = block.home.untyped_storage()
+            if storage.nbytes() != block.storage_bytes:
+                storage.resize_(block.storage_bytes)
 
     def _must_be_home(self, key: Key) -> None:
         if self._at_home != key or self._pointed is not None:
@@ -208,10 +221,10 @@ def _block(homes: Mapping[str, Tensor], names: list[str]) -> _Block:
     first = homes[names[0]]
     starts = [int(homes[n].storage_offset()) * homes[n].element_size() for n in names]
     ends = [s + _extent(homes[n]) for s, n in zip(starts, names, strict=True)]
-    start = min(starts)
+    start = min(starts) // _ALIGNMENT * _ALIGNMENT
     view = torch.empty(0, dtype=torch.uint8, device=first.device)
     home = view.set_(first.untyped_storage(), start, (max(ends) - start,), (1,))
-    return _Block(home, tuple(names), start)
+    return _Block(home, tuple(names), start, first.untyped_storage().nbytes())
 
 
 def _extent(tensor: Tensor) -> int:
