@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from megatron.core.models.gpt import GPTModel
 
 from state.digest import PieceDigest, digest_pieces
 from tests.workers.gang_processes import Place
 from workers.config import ModelConfig
 from workers.megatron import parallel
 from workers.megatron.cpu import redirect
-from workers.megatron.hf_io import load_huggingface
 from workers.megatron.hf_layout import GptWeights
 from workers.megatron.model import build, load_hf_config, padded_vocab_size
 from workers.megatron.parallel import Coordinates, Layout
@@ -48,23 +48,22 @@ class Held:
 
 
 def held(place: Place, layout: Layout, models: dict[str, ModelConfig], seed: int) -> dict[str, Held]:
-    """Every model from its Hugging Face directory, or random from `seed`."""
+    """Every model, random from `seed`."""
     with gang(place, layout) as at:
-        return {name: _held(at, layout, model, seed) for name, model in models.items()}
+        return {
+            name: hold(at, layout, build(load_hf_config(model), layout, model, {}, seed=seed))
+            for name, model in models.items()
+        }
 
 
-def _held(at: Coordinates, layout: Layout, model: ModelConfig, seed: int) -> Held:
-    hf_config = load_hf_config(model)
-    from_directory = model.hf_checkpoint is not None
-    gpt = build(hf_config, layout, model, {}, seed=None if from_directory else seed)
+def hold(at: Coordinates, layout: Layout, gpt: GPTModel) -> Held:
     weights = GptWeights(gpt)
-    if from_directory:
-        load_huggingface(weights, Path(str(model.hf_checkpoint)))
-    elements = sum(tensor.numel() for tensor in weights.tensors().values())
-    local_vocab = padded_vocab_size(hf_config.vocab_size, layout.tp) // layout.tp
-    padding_rows = local_vocab - max(0, min(local_vocab, hf_config.vocab_size - at.tp * local_vocab))
+    vocab, hidden = weights.hf_config.vocab_size, weights.hf_config.hidden_size
+    local_vocab = padded_vocab_size(vocab, layout.tp) // layout.tp
+    padding_rows = local_vocab - max(0, min(local_vocab, vocab - at.tp * local_vocab))
     tables = sum("word_embeddings" in name or "output_layer" in name for name in weights.tensors())
-    return Held(at, digest_pieces(weights.pieces()).pieces, elements - padding_rows * hf_config.hidden_size * tables)
+    elements = sum(tensor.numel() for tensor in weights.tensors().values())
+    return Held(at, digest_pieces(weights.pieces()).pieces, elements - padding_rows * hidden * tables)
 
 
 def on_one_rank(place: Place, function: Any, model: ModelConfig, *args: Any) -> Any:
