@@ -172,7 +172,7 @@ class DistributedReceiver:
 
     def _join(self, endpoint: Endpoint, engines: tuple[str, ...]) -> BroadcastGroup:
         return BroadcastGroup(
-            connect(endpoint.host, endpoint.port, self._timeout_s, self._engine_id),
+            connect(endpoint, self._timeout_s, self._engine_id),
             endpoint.token,
             1 + engines.index(self._engine_id),
             (f"trainer rank {endpoint.leader}", *engines),

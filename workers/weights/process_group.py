@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from workers.weights.base import TransportError
+from workers.weights.rendezvous import Endpoint
 
 Device = Literal["cpu", "cuda"]
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -38,12 +39,13 @@ def listen(host: str, timeout_s: float) -> tuple[TCPStore, int]:
     return store, port
 
 
-def connect(host: str, port: int, timeout_s: float, who: str) -> TCPStore:
+def connect(endpoint: Endpoint, timeout_s: float, who: str) -> TCPStore:
     """The store of a leader, from an engine."""
+    limit = timedelta(seconds=timeout_s)
     try:
-        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
+        return TCPStore(endpoint.host, endpoint.port, is_master=False, timeout=limit, wait_for_workers=False)
     except RuntimeError as error:
-        raise TransportError(f"{who} could not reach the leader's store at {host}:{port}: {error}") from error
+        raise TransportError(f"{who} could not reach the leader's store at {endpoint.address}: {error}") from error
 
 
 class BroadcastGroup:
