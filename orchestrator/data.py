@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from orchestrator.config import DataConfig
 from orchestrator.generators import Generator, Row, resolve_generator
 from orchestrator.tokenizer import encode_prompt, tokenizer_fingerprint
+from state.errors import SlotwiseError
 from workers.batch import Prompt
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _ENDLESS_PATIENCE = 1000
 
 
-class DataError(ValueError):
+class DataError(SlotwiseError):
     """The data cannot be read, is empty after leaving out over-long prompts, or is not what a saved cursor counts."""
 
 
@@ -130,16 +131,13 @@ class DataSource:
 
     def next(self, n: int) -> list[Prompt]:
         """The next `n` prompts, with group ids of their own."""
-        prompts: list[Prompt] = []
-        in_vain = 0
-        while len(prompts) < n:
-            prompt = self._advance()
-            if prompt is None:
-                in_vain += 1
-                self._refuse_fruitless(in_vain)
-            else:
-                in_vain = 0
-                prompts.append(prompt)
+        return self._collect(n, until_epoch=None)
+
+    def first(self, n: int) -> list[Prompt]:
+        """The next `n` prompts, or as many as this epoch still has: no row twice."""
+        prompts = self._collect(n, until_epoch=self._cursor.epoch + 1)
+        if not prompts:
+            raise self._nothing_left()
         return prompts
 
     def state(self) -> dict[str, Any]:
@@ -159,6 +157,22 @@ class DataSource:
         """Continue from what `state` returned."""
         self.check_state(state)
         self._cursor = Cursor(**{key: value for key, value in state.items() if key != "fingerprint"})
+
+    def _collect(self, n: int, until_epoch: int | None) -> list[Prompt]:
+        # Twice the size: with a new order each epoch, all usable rows may come first in one and last in the next.
+        patience = _ENDLESS_PATIENCE if self._rows.size is None else 2 * self._rows.size
+        prompts: list[Prompt] = []
+        in_vain = 0
+        while len(prompts) < n and self._cursor.epoch != until_epoch:
+            prompt = self._advance()
+            if prompt is not None:
+                in_vain = 0
+                prompts.append(prompt)
+                continue
+            in_vain += 1
+            if in_vain >= patience:
+                raise self._nothing_left()
+        return prompts
 
     def _advance(self) -> Prompt | None:
         """One row further; None when its prompt is left out."""
@@ -180,13 +194,11 @@ class DataSource:
             return at.position
         return _permutation(self._rows.size, self._seed, at.epoch)[at.position]
 
-    def _refuse_fruitless(self, in_vain: int) -> None:
-        # Twice the size: with a new order each epoch, all usable rows may come first in one and last in the next.
-        if in_vain >= (2 * self._rows.size if self._rows.size is not None else _ENDLESS_PATIENCE):
-            raise DataError(
-                f"{in_vain} prompts in a row have more than data.max_prompt_len={self._config.max_prompt_len} tokens "
-                "or none at all; nothing is left to train on"
-            )
+    def _nothing_left(self) -> DataError:
+        return DataError(
+            f"no prompt of this data has between 1 and data.max_prompt_len={self._config.max_prompt_len} tokens; "
+            f"{self._cursor.left_out} were left out"
+        )
 
 
 def _open_rows(config: DataConfig, seed: int) -> Rows:

@@ -7,8 +7,10 @@ import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from state.errors import SlotwiseError
 
-class UnknownName(ValueError):
+
+class UnknownName(SlotwiseError):
     """A name that is neither registered nor an import path that leads to a function."""
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
+from state.errors import SlotwiseError
 from workers.config import ModelConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class TokenizerError(ValueError):
+class TokenizerError(SlotwiseError):
     """The tokenizer is missing, or cannot do what the configuration asks of it."""
 
 

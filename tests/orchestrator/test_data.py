@@ -93,6 +93,16 @@ def test_all_prompts_over_long_is_an_error(tmp_path: Path, shuffle: bool) -> Non
         data.next(1)
 
 
+def test_the_first_prompts_are_at_most_one_pass_over_a_file(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", [*numbers(3), "1 1 1"])
+    data = source(path, shuffle=False, max_prompt_len=2)
+    assert [prompt.text for prompt in data.first(2)] == numbers(2)
+    assert [prompt.text for prompt in source(path, shuffle=False, max_prompt_len=2).first(99)] == numbers(3)
+    with pytest.raises(DataError, match="max_prompt_len=1"):
+        source(path, max_prompt_len=1).first(99)
+    assert len(DataSource(DataConfig(generator="largest_digit"), TOKENIZER, 0).first(5)) == 5
+
+
 def test_one_usable_prompt_is_found_wherever_the_order_puts_it(tmp_path: Path) -> None:
     data = source(write_rows(tmp_path / "rows.jsonl", ["1", *["2 2 2"] * 6]), max_prompt_len=2)
     assert [prompt.text for prompt in data.next(30)] == ["1"] * 30

@@ -1,0 +1,29 @@
+"""What a rollout was like, in numbers. A key is there only when it was measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from orchestrator.rewards.scoring import Judged
+from workers.batch import Sample
+
+
+def rollout_stats(samples: Sequence[Sample], judged: Sequence[Judged]) -> dict[str, float]:
+    """`reward/*` over the samples that have a reward, `rollout/*` over all samples."""
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    stats: dict[str, float] = {
+        "rollout/samples": len(samples),
+        "rollout/aborted": sum(sample.finish_reason == "abort" for sample in samples),
+        "reward/errors": sum(one.error is not None for one in judged),
+        "reward/timeouts": sum(one.timed_out for one in judged),
+    }
+    if samples:
+        stats["reward/none_ratio"] = 1 - len(rewards) / len(samples)
+        stats["rollout/response_len_mean"] = statistics.fmean(len(sample.response_ids) for sample in samples)
+        stats["rollout/response_len_max"] = max(len(sample.response_ids) for sample in samples)
+        stats["rollout/truncated_ratio"] = statistics.fmean(sample.finish_reason == "length" for sample in samples)
+    if rewards:
+        stats["reward/mean"] = statistics.fmean(rewards)
+        stats["reward/std"] = statistics.pstdev(rewards)
+    return stats
