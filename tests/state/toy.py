@@ -100,7 +100,7 @@ def fill(model: ToyModel, value: float) -> None:
 def bytes_of(model: ToyModel) -> dict[str, bytes]:
     """Every parameter and buffer, bit for bit."""
     tensors = ToyWeights(model).tensors()
-    return {n: t.detach().contiguous().view(torch.uint8).numpy().tobytes() for n, t in tensors.items()}
+    return {n: bytes(t.detach().contiguous().view(torch.uint8).flatten().tolist()) for n, t in tensors.items()}
 
 
 def values_of(model: ToyModel) -> set[float]:
