@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from state.digest import Piece, dtype_name
@@ -79,14 +80,7 @@ def save_huggingface(
     partial.mkdir(parents=True)
     try:
         dtype = _write_weights(weights, partial, shard_bytes)
-        config = deepcopy(weights.hf_config)
-        config.dtype = dtype
-        config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
-        config.save_pretrained(partial)
-        if files_from is not None:
-            for pattern in _COPIED:
-                for source in Path(files_from).glob(pattern):
-                    shutil.copyfile(source, partial / source.name)
+        describe(weights.hf_config, dtype, partial, files_from=files_from)
         if target.exists():
             target.rmdir()
         partial.rename(target)
@@ -94,6 +88,26 @@ def save_huggingface(
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return target
+
+
+def describe(
+    hf_config: PretrainedConfig,
+    dtype: str,
+    directory: str | os.PathLike[str],
+    *,
+    files_from: str | os.PathLike[str] | None,
+) -> None:
+    """Write config.json, for weights of `dtype`, and copies of the tokenizer files that stand in `files_from`."""
+    target = Path(directory)
+    target.mkdir(parents=True, exist_ok=True)
+    config = deepcopy(hf_config)
+    config.dtype = dtype
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+    config.save_pretrained(target)
+    if files_from is not None:
+        for pattern in _COPIED:
+            for source in Path(files_from).glob(pattern):
+                shutil.copyfile(source, target / source.name)
 
 
 def assemble(pieces: Iterable[Piece]) -> Tensor:
