@@ -108,7 +108,8 @@ def to_yaml(config: Config) -> str:
 def nearest(name: str, valid: Iterable[str]) -> str:
     """`; did you mean X?` for the nearest of the valid names, or nothing when none is near."""
     names = list(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    begun = [other for other in names if name and other.startswith(name)]
+    close = begun[:1] or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     last = name.rpartition(".")[2]
     if not close:
         ends = {other.rpartition(".")[2]: other for other in reversed(names)}

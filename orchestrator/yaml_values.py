@@ -26,6 +26,9 @@ _SCALARS: tuple[tuple[str, re.Pattern[str], list[str]], ...] = (
 )
 
 
+_COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+
+
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own attribute)
 
@@ -37,12 +40,19 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that either version of YAML would read as something else."""
+    """Quotes text that either version of YAML would read as something else, and escapes what is not printable.
+
+    (PyYAML writes U+0085 and its like as they are, and reads them back as line breaks.)
+    """
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
 
 
 for _tag, _pattern, _first in _SCALARS:
     _Loader.add_implicit_resolver(_tag, _pattern, _first)
     _Dumper.add_implicit_resolver(_tag, _pattern, _first)
+_Dumper.add_representer(str, _Dumper.represent_str)
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
 
@@ -89,6 +99,8 @@ def write(value: Any) -> str:
 def _construct(loader: _Loader, node: yaml.Node, path: Path, document: Document, above: tuple[yaml.Node, ...]) -> Any:
     if any(node is other for other in above):
         raise YamlError(f"an alias contains itself (line {node.start_mark.line + 1})")
+    if not isinstance(node, yaml.ScalarNode) and node.tag not in _COLLECTIONS:
+        raise YamlError(f"the tag {node.tag} is not known (line {node.start_mark.line + 1})")
     if isinstance(node, yaml.SequenceNode):
         return [_construct(loader, item, path, document, (*above, node)) for item in node.value]
     if not isinstance(node, yaml.MappingNode):

@@ -18,7 +18,7 @@ class RefConfig(Frozen):
 
     load: str | None = None
     """Checkpoint or Hugging Face directory of the reference. Unset: the weights a fresh actor would start from."""
-    ckpt_step: int | None = None
+    ckpt_step: int | None = Field(default=None, ge=0)
     """Iteration of `ref.load`; never applies to any other slot. Unset: what its tracker names."""
     tier: Literal["copy", "device"] = "copy"
     """Where its bytes rest: `copy` in host memory, `device` beside the actor (a borrow is a pointer swap)."""

@@ -1,0 +1,215 @@
+"""The `slotwise` command. What a command needs is imported when it runs, so that wrong options are refused at once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from orchestrator import checks, resuming, surroundings
+from orchestrator.config import Config
+from orchestrator.exit_codes import ExitCode, exit_code
+from orchestrator.interrupts import raise_on_sigterm
+from orchestrator.options import ConfigError, Problem, nearest, resolve, to_yaml
+from state.resume import LoadSpec, ResumePlan
+
+_USAGE = """\
+usage: slotwise COMMAND ...
+
+  train CONFIG.yaml [--section.key value ...] [--dry-run] [--json]   run, or continue, a training
+  slots [--run R] [--watch] [--json]                                 which weights are live on every rank and engine
+  audit RUN_DIR [--json]                                             replay a run's journals and check the invariants
+  convert SOURCE OUT                                                 Hugging Face -> native checkpoint, and back
+  diagram                                                            the state machine as Mermaid
+
+`slotwise COMMAND --help` says more. Exit codes: 0 done, 2 configuration, 3 resume, 4 a slot invariant was violated,
+5 a worker or engine failed, 130 interrupted.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _command(arguments)
+    except SystemExit:
+        raise  # argparse has printed its help
+    except BaseException as error:
+        return _report(error, as_json=arguments[:1] == ["train"] and "--json" in arguments)
+
+
+def _command(arguments: list[str]) -> int:
+    name, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if name in ("-h", "--help"):
+        print(_USAGE, end="")
+        return ExitCode.DONE
+    if name not in _COMMANDS:
+        what = f"there is no such command{nearest(name, _COMMANDS)}" if name else "no command given"
+        raise ConfigError([Problem(name or "slotwise", f"{what}; commands: {', '.join(_COMMANDS)}")])
+    return _COMMANDS[name](rest)
+
+
+def _report(error: BaseException, as_json: bool) -> int:
+    code = exit_code(error)
+    match code:
+        case ExitCode.INTERRUPTED:
+            print("interrupted", file=sys.stderr)
+        case ExitCode.CONFIG if isinstance(error, ConfigError):
+            if as_json:
+                _print_json(
+                    {"problems": [{"key": p.key, "where": p.where, "message": p.message} for p in error.problems]}
+                )
+            for problem in error.problems:
+                print(f"error: {problem}", file=sys.stderr)
+        case ExitCode.RESUME:
+            print(f"error: {error}", file=sys.stderr)
+        case _:
+            traceback.print_exception(error)
+            if code is ExitCode.INVARIANT:
+                print(f"error: a slot invariant was violated: {error}", file=sys.stderr)
+    return code
+
+
+def _train(arguments: list[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        from orchestrator.option_help import train_help
+
+        print(train_help())
+        return ExitCode.DONE
+    dry_run, as_json = "--dry-run" in arguments, "--json" in arguments
+    arguments = [argument for argument in arguments if argument not in ("--dry-run", "--json")]
+    if not arguments or arguments[0].startswith("-"):
+        raise ConfigError([Problem("CONFIG.yaml", "comes first: slotwise train CONFIG.yaml [--section.key value ...]")])
+    config = _checked(Path(arguments[0]), arguments[1:])
+    plan, ref = resuming.plan(config), resuming.plan_ref(config)
+    for warning in plan.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    if dry_run:
+        _print_dry_run(config, plan, ref, as_json)
+        return ExitCode.DONE
+    print(plan.reason, file=sys.stderr)
+    raise_on_sigterm()
+    from orchestrator.run import train
+
+    train(config, plan)
+    return ExitCode.DONE
+
+
+def _checked(path: Path, flags: Sequence[str]) -> Config:
+    resolved = resolve(path, flags)
+    config = resolved.config
+    found = (*checks.problems(config), *surroundings.problems(config, surroundings.here(config)))
+    if found:
+        raise ConfigError([resolved.located(problem) for problem in found])
+    return config
+
+
+def _print_dry_run(config: Config, plan: ResumePlan, ref: LoadSpec | None, as_json: bool) -> None:
+    if as_json:
+        loads = {"actor": _load_json(plan.load)} | ({} if ref is None else {"ref": _load_json(ref)})
+        _print_json({"config": config.model_dump(mode="json"), "resume": plan.to_json(), "loads": loads})
+        return
+    print(to_yaml(config))
+    print(f"# starts at rollout {plan.start_rollout_id} of {config.loop.num_rollout}: {plan.reason}")
+    print(f"# actor: {plan.load}")
+    if ref is not None:
+        print(f"# ref: {ref}")
+
+
+def _load_json(load: LoadSpec) -> dict[str, Any]:
+    return {"kind": load.kind, "path": load.path, "iteration": load.iteration}
+
+
+def _slots(arguments: list[str]) -> int:
+    parser = _parser("slots", "Which weights are live on every rank and engine.")
+    parser.add_argument("--run", help="run directory, or a name under runs/ (default: the newest there)")
+    parser.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    import time
+
+    from rich.console import Console
+    from rich.live import Live
+
+    from orchestrator import slots_view
+
+    run_dir = slots_view.find_run(options.run)
+    if options.watch and options.json:
+        for view in slots_view.watch(run_dir, interval_s=1.0):
+            _print_json(view)
+    elif options.watch:
+        with Live(auto_refresh=False, screen=True) as live:
+            for view in slots_view.watch(run_dir, interval_s=1.0):
+                live.update(slots_view.render(view, time.time()), refresh=True)
+    view = slots_view.read(run_dir)
+    if options.json:
+        _print_json(view)
+    else:
+        Console().print(slots_view.render(view, time.time()))
+    return ExitCode.DONE
+
+
+def _audit(arguments: list[str]) -> int:
+    parser = _parser("audit", "Replay a run's journals, check the invariants and print a timeline.")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    if not options.run_dir.is_dir():
+        raise ConfigError([Problem("RUN_DIR", f"{options.run_dir} is not a directory")])
+    from state.audit import audit
+
+    report = audit(options.run_dir)
+    if options.json:
+        _print_json(report.to_json())
+    else:
+        print(report)
+    return ExitCode.DONE if report.ok else ExitCode.INVARIANT
+
+
+def _convert(arguments: list[str]) -> int:
+    parser = _parser("convert", "Hugging Face directory -> native `release` checkpoint; a native checkpoint -> back.")
+    parser.add_argument("source", type=Path, metavar="SOURCE")
+    parser.add_argument("out", type=Path, metavar="OUT")
+    options = parser.parse_args(arguments)
+    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+        raise ConfigError([Problem("OUT", f"{options.out} is there already; name a new directory")])
+    from workers.megatron import convert
+
+    convert.convert(options.source, options.out)
+    return ExitCode.DONE
+
+
+def _diagram(arguments: list[str]) -> int:
+    _parser("diagram", "The state machine of a training worker, as Mermaid.").parse_args(arguments)
+    from state.lifecycle import mermaid
+
+    print(mermaid())
+    return ExitCode.DONE
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong command line as the other commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError([Problem(self.prog, message)])
+
+
+def _parser(command: str, about: str) -> argparse.ArgumentParser:
+    return _Parser(prog=f"slotwise {command}", description=about, allow_abbrev=False)
+
+
+def _print_json(value: Mapping[str, Any]) -> None:
+    print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+_COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "slots": _slots,
+    "audit": _audit,
+    "convert": _convert,
+    "diagram": _diagram,
+}
