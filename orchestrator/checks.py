@@ -10,6 +10,7 @@ from orchestrator.config import Config, DataConfig
 from orchestrator.generators import GENERATORS
 from orchestrator.imports import did_you_mean, is_import_path
 from orchestrator.options import Problem, nearest
+from orchestrator.resuming import is_saved_over
 from orchestrator.rewards.registry import REWARDS
 
 MODEL_TYPES = ("qwen3", "llama")
@@ -133,6 +134,12 @@ def _kl(config: Config) -> Iterator[Problem]:
         yield Problem("ref.load", f"a KL term is on, but there are no weights for the reference; set this{hint}")
     if ref.ckpt_step is not None and ref.load is None:
         yield Problem("ref.ckpt_step", "is an iteration of ref.load, which is not set")
+    if is_saved_over(config, ref.load) and ref.ckpt_step is None:
+        yield Problem(
+            "ref.load",
+            f"{ref.load} is where this run saves, so the reference would move to the newest checkpoint at every start; "
+            "name its iteration with ref.ckpt_step, or save elsewhere",
+        )
 
 
 def _sampling(config: Config) -> Iterator[Problem]:

@@ -86,12 +86,11 @@ def _train(arguments: list[str]) -> int:
         raise ConfigError([Problem("CONFIG.yaml", "comes first: slotwise train CONFIG.yaml [--section.key value ...]")])
     config = _checked(Path(arguments[0]), arguments[1:])
     plan, ref = resuming.plan(config), resuming.plan_ref(config)
-    for warning in plan.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
     if dry_run:
+        for warning in plan.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
         _print_dry_run(config, plan, ref, as_json)
         return ExitCode.DONE
-    print(plan.reason, file=sys.stderr)
     raise_on_sigterm()
     from orchestrator.run import train
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,22 @@ def plan_ref(config: Config) -> LoadSpec | None:
     if isinstance(base, NoBase):
         raise ResumeError(f"the reference has no weights: {base.why}")
     return base
+
+
+def is_saved_over(config: Config, directory: str | None) -> bool:
+    """Whether this run saves its checkpoints into `directory`."""
+    root = save_root(config) if config.checkpoint.save_interval is not None else None
+    return directory is not None and root is not None and os.path.abspath(directory) == os.path.abspath(root)
+
+
+def protected(config: Config) -> tuple[int, ...]:
+    """Iterations that retention must leave, since the same command will ask for them by number again."""
+    steps = []
+    if is_saved_over(config, config.ref.load):
+        steps.append(config.ref.ckpt_step)
+    if is_saved_over(config, str(load_root(config))):
+        steps.append(config.checkpoint.ckpt_step)
+    return tuple(step for step in steps if step is not None)
 
 
 def fingerprint(config: Config) -> dict[str, str]:

@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator import checks, megatron_fields
 from orchestrator.batching import data_parallel_size, steps_per_rollout, total_steps
+from orchestrator.resuming import protected
 from orchestrator.surroundings import Surroundings
 from orchestrator.surroundings import problems as problems_here
 from tests.orchestrator.valid_config import with_flags
@@ -53,6 +54,8 @@ REFUSED: list[tuple[str, tuple[str, ...], str, tuple[str, ...]]] = [
      (*HF, "--no-algorithm.use_kl_loss", "--algorithm.kl_loss_coef", "0", "--algorithm.kl_coef", "0.1"),
      "ref.load", ("no weights for the reference",)),
     ("a step of a reference that is not given", ("--ref.ckpt_step", "0"), "ref.ckpt_step", ("ref.load",)),
+    ("a reference that moves with what is saved",
+     ("--ref.load", "runs/test/../test/checkpoints", "--checkpoint.save_interval", "1"), "ref.load", ("ref.ckpt_step",)),
     ("greedy training", ("--rollout.temperature", "0"), "rollout.temperature", ("above 0",)),
     ("groups of one", ("--rollout.n_samples_per_prompt", "1"), "rollout.n_samples_per_prompt", ("at least 2",)),
     ("an asynchronous loop that does not choose", ("--loop.mode", "async"),
@@ -134,6 +137,20 @@ def test_refused(tmp_path: Path, flags: tuple[str, ...], key: str, words: tuple[
 )
 def test_accepted(tmp_path: Path, flags: tuple[str, ...]) -> None:
     assert said(tmp_path, *flags) == {}
+
+
+def test_retention_leaves_what_the_same_command_asks_for_by_number(tmp_path: Path) -> None:
+    saving = ("--checkpoint.save", "ckpt", "--checkpoint.save_interval", "1")
+    ref = ("--ref.load", "ckpt", "--ref.ckpt_step", "0")
+    step = ("--checkpoint.ckpt_step", "3")
+    for flags, kept in [
+        ((), ()),
+        ((*saving, *ref), (0,)),
+        ((*saving, *ref, *step), (0, 3)),
+        ((*saving, *step, "--checkpoint.load", "elsewhere"), ()),
+        (("--checkpoint.save", "ckpt", *ref), ()),
+    ]:
+        assert protected(with_flags(tmp_path, *flags)) == kept
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
