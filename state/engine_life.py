@@ -96,24 +96,29 @@ class EngineLife:
         """Whether requests for exactly these weights may go to this engine."""
         return self._status.phase is EnginePhase.SERVING and self._status.weights == weights
 
-    def started(self) -> None:
-        """The engine answers; it holds no weights that anyone published."""
-        self._fire("started", reason="never published to")
-
-    def begin_update(self, publish_id: str) -> None:
-        """From here its bytes may change: it serves nothing until `commit`."""
-        self._fire("begin_update", publish_id=publish_id)
-
-    def commit(self, publish_id: str, weights: WeightId) -> None:
-        """The engine was proven to hold `weights`. Weights never go back: `EngineLifeError`."""
-        if self._status.phase is EnginePhase.UPDATING and self._status.publish_id != publish_id:
-            raise EngineLifeError(
-                f"{self._status.engine_id} is being updated by publish {self._status.publish_id}, not by {publish_id}"
-            )
+    def refuse_older(self, weights: WeightId) -> None:
+        """Weights never go back: `EngineLifeError` if it has served newer ones."""
         if self._newest is not None and weights < self._newest:
             raise EngineLifeError(
                 f"{self._status.engine_id} has held weights {self._newest} and cannot go back to {weights}"
             )
+
+    def started(self) -> None:
+        """The engine answers; it holds no weights that anyone published."""
+        self._fire("started", reason="never published to")
+
+    def begin_update(self, publish_id: str, weights: WeightId) -> None:
+        """From here its bytes may change, and it serves nothing until `commit`. Raises as `refuse_older`."""
+        self.refuse_older(weights)
+        self._fire("begin_update", publish_id=publish_id)
+
+    def commit(self, publish_id: str, weights: WeightId) -> None:
+        """The engine was proven to hold `weights`. Raises as `refuse_older`."""
+        if self._status.phase is EnginePhase.UPDATING and self._status.publish_id != publish_id:
+            raise EngineLifeError(
+                f"{self._status.engine_id} is being updated by publish {self._status.publish_id}, not by {publish_id}"
+            )
+        self.refuse_older(weights)
         self._fire("commit", publish_id=publish_id, weights=weights)
         self._newest = weights
 

@@ -16,7 +16,7 @@ def life() -> tuple[EngineLife, list[EngineTransition]]:
 def serving(weights: WeightId = V1) -> EngineLife:
     engine, _ = life()
     engine.started()
-    engine.begin_update("p1")
+    engine.begin_update("p1", V1)
     engine.commit("p1", weights)
     return engine
 
@@ -34,7 +34,7 @@ def test_only_a_commit_gives_weights():
     engine = serving()
     assert engine.serves(V1)
     assert not engine.serves(V2)
-    engine.begin_update("p2")
+    engine.begin_update("p2", V2)
     assert engine.status.weights is None
     assert not engine.serves(V1)
     engine.commit("p2", V2)
@@ -43,7 +43,7 @@ def test_only_a_commit_gives_weights():
 
 def test_an_aborted_update_leaves_the_engine_stale_and_says_why():
     engine = serving()
-    engine.begin_update("p2")
+    engine.begin_update("p2", V2)
     engine.abort("torn at bucket 3")
     assert engine.status.phase is EnginePhase.STALE
     assert engine.status.weights is None
@@ -54,7 +54,7 @@ def test_an_aborted_update_leaves_the_engine_stale_and_says_why():
 
 def test_a_commit_must_be_of_the_update_under_way():
     engine = serving()
-    engine.begin_update("p2")
+    engine.begin_update("p2", V2)
     with pytest.raises(EngineLifeError, match="by publish p2, not by p3"):
         engine.commit("p3", V2)
     assert engine.status.phase is EnginePhase.UPDATING
@@ -62,14 +62,17 @@ def test_a_commit_must_be_of_the_update_under_way():
 
 def test_weights_never_go_back():
     engine = serving(V2)
-    engine.begin_update("p2")
     with pytest.raises(EngineLifeError, match=r"has held weights 1\.2 and cannot go back to 1\.1"):
+        engine.begin_update("p2", V1)
+    assert engine.serves(V2)
+    engine.begin_update("p2", V2)
+    with pytest.raises(EngineLifeError, match=r"cannot go back to 1\.1"):
         engine.commit("p2", V1)
     assert engine.status.phase is EnginePhase.UPDATING
-    engine.abort("went back")
-    engine.begin_update("p3")
+    engine.abort("torn")
     with pytest.raises(EngineLifeError, match="cannot go back"):
-        engine.commit("p3", V1)
+        engine.begin_update("p3", V1)
+    engine.begin_update("p3", WeightId(2, 0))
     engine.commit("p3", WeightId(2, 0))
     assert engine.serves(WeightId(2, 0))
 
@@ -78,7 +81,7 @@ def test_the_same_weights_may_be_published_again_to_an_engine_that_lost_them():
     engine = serving(V2)
     engine.withdraw("did not flush")
     assert not engine.serves(V2)
-    engine.begin_update("p2")
+    engine.begin_update("p2", V2)
     engine.commit("p2", V2)
     assert engine.serves(V2)
 
@@ -98,7 +101,7 @@ def test_death_comes_from_anywhere_and_is_final(steps: list[str]):
     engine, _ = life()
     verbs = {
         "started": engine.started,
-        "update": lambda: engine.begin_update("p1"),
+        "update": lambda: engine.begin_update("p1", V1),
         "commit": lambda: engine.commit("p1", V1),
     }
     for step in steps:
@@ -106,7 +109,7 @@ def test_death_comes_from_anywhere_and_is_final(steps: list[str]):
     engine.die("killed")
     assert not engine.alive
     assert not engine.serves(V1)
-    for verb in (engine.started, engine.wake, lambda: engine.begin_update("p2"), lambda: engine.die("again")):
+    for verb in (engine.started, engine.wake, lambda: engine.begin_update("p2", V2), lambda: engine.die("again")):
         with pytest.raises(EngineLifeError, match=r"is dead \(killed\)"):
             verb()
 
@@ -114,7 +117,7 @@ def test_death_comes_from_anywhere_and_is_final(steps: list[str]):
 def test_what_is_out_of_order_is_refused_and_changes_nothing():
     engine, record = life()
     for verb in (
-        lambda: engine.begin_update("p1"),
+        lambda: engine.begin_update("p1", V1),
         lambda: engine.commit("p1", V1),
         lambda: engine.abort("x"),
         engine.sleep,
@@ -130,7 +133,7 @@ def test_every_transition_is_recorded_after_it_happened_with_a_status_that_never
     engine, record = life()
     engine.started()
     first = engine.status
-    engine.begin_update("p1")
+    engine.begin_update("p1", V1)
     engine.commit("p1", V1)
     assert [(r.trigger, r.source, r.status.phase, r.status.transition) for r in record] == [
         ("started", EnginePhase.STARTING, EnginePhase.STALE, 1),

@@ -137,10 +137,10 @@ class EmbeddedEngine:
 
     def begin_update(self, manifest: Manifest) -> None:
         with self._lock:
-            if not self._paused or self._in_flight:
+            if not self._paused or self._in_flight or self._receiving:
                 raise EngineRefused(
-                    f"{self._engine_id} cannot be updated: paused is {self._paused}, "
-                    f"{self._in_flight} requests are in flight"
+                    f"{self._engine_id} cannot be updated: paused is {self._paused}, {self._in_flight} requests are "
+                    f"in flight, {'a' if self._receiving else 'no'} transfer is under way"
                 )
             if manifest.slot is not Slot.ACTOR:
                 raise EngineRefused(f"{self._engine_id} takes the actor's weights, not those of {manifest.slot}")

@@ -1,0 +1,64 @@
+"""Rollout engines as Ray actors: starting them, and calling them by verb."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from orchestrator.config import Config
+from orchestrator.fleet import EngineGone
+from workers.rollout.embedded_actor import EmbeddedEngineActor
+
+
+class RayEngine:
+    """One engine. Holds the handle that keeps its actor alive."""
+
+    def __init__(self, engine_id: str, handle: Any) -> None:
+        self.engine_id = engine_id
+        self._handle = handle
+
+    async def call(self, verb: str, *args: Any) -> Any:
+        """The engine's own error when it raised one; `EngineGone` when its process is no more."""
+        try:
+            return await getattr(self._handle, verb).remote(*args)
+        except RayTaskError as error:
+            if isinstance(error.cause, Exception):
+                raise error.cause from error
+            raise
+        except RayActorError as error:
+            raise EngineGone(str(error).splitlines()[0]) from error
+
+    def kill(self) -> None:
+        ray.kill(self._handle, no_restart=True)
+
+
+def start_engines(config: Config, actor_options: Sequence[Mapping[str, Any]]) -> list[RayEngine]:
+    """One engine for each entry of `actor_options` (scheduling strategy, runtime environment), in that order.
+
+    Named `RUN/engine/INDEX` in the namespace of the run. Their constructors run on; `Fleet.start` waits for them.
+    """
+    rollout = config.rollout
+    actor: Any = EmbeddedEngineActor
+    engines = []
+    for index, options in enumerate(actor_options):
+        engine_id = f"{config.run.name}/engine/{index}"
+        handle = actor.options(
+            name=engine_id,
+            namespace=config.run.name,
+            num_cpus=rollout.cpus_per_engine,
+            num_gpus=rollout.gpus_per_engine,
+            **options,
+        ).remote(
+            engine_id,
+            config.model,
+            device="cuda" if rollout.gpus_per_engine else "cpu",
+            max_batch_size=rollout.max_batch_size,
+            num_threads=max(1, int(rollout.cpus_per_engine)),
+            tokenizer=config.model.tokenizer or config.model.hf_checkpoint,
+            transfer_timeout_s=config.weights.timeout_s,
+        )
+        engines.append(RayEngine(engine_id, handle))
+    return engines
