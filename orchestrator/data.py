@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from orchestrator.config import DataConfig
 from orchestrator.generators import Generator, Row, resolve_generator
 from orchestrator.tokenizer import encode_prompt, tokenizer_fingerprint
-from state.errors import SlotwiseError
+from state.errors import ResumeError, SlotwiseError
 from workers.batch import Prompt
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _ENDLESS_PATIENCE = 1000
 
 
 class DataError(SlotwiseError):
-    """The data cannot be read, is empty after leaving out over-long prompts, or is not what a saved cursor counts."""
+    """The data cannot be read, or is empty after leaving out over-long prompts."""
 
 
 class Rows(Protocol):
@@ -145,9 +145,9 @@ class DataSource:
         return {"fingerprint": self.fingerprint, **asdict(self._cursor)}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise `DataError` when `state` counts rows of other data than this."""
+        """Raise `ResumeError` when `state` counts rows of other data than this."""
         if state["fingerprint"] != self.fingerprint:
-            raise DataError(
+            raise ResumeError(
                 f"the checkpoint was made with other data: its fingerprint is {state['fingerprint']}, that of this run "
                 f"{self.fingerprint} (rows, order, seed, chat template, tokenizer). Continue with the same data, or "
                 "start from its weights alone with checkpoint.weights_only"

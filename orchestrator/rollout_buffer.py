@@ -30,9 +30,15 @@ class RolloutBuffer:
 
     def __init__(self, cursor: Mapping[str, Any]) -> None:
         """`cursor`: the data source's state with nothing trained."""
-        self._trained_cursor = dict(cursor)
+        self._trained_cursor: Mapping[str, Any] = dict(cursor)
+        self._made_cursor: Mapping[str, Any] = self._trained_cursor
         self._waiting: dict[int, Rollout] = {}
         self._restored: deque[Rollout] = deque()
+
+    @property
+    def made_cursor(self) -> Mapping[str, Any]:
+        """The data source's state after the last rollout that was made: where the next one begins."""
+        return self._made_cursor
 
     def take(self, rollout_id: int) -> Rollout | None:
         """The rollout to train on as `rollout_id`, when it is there already: asked for before, or restored.
@@ -46,6 +52,7 @@ class RolloutBuffer:
 
     def add(self, rollout: Rollout) -> None:
         self._waiting[rollout.rollout_id] = rollout
+        self._made_cursor = rollout.cursor_after
 
     def mark_trained(self, rollout_id: int) -> None:
         """Training on it is done: its samples may be forgotten, and the saved cursor moves past them."""
@@ -63,6 +70,8 @@ class RolloutBuffer:
     def from_state(state: Mapping[str, Any]) -> RolloutBuffer:
         buffer = RolloutBuffer(state["cursor"])
         buffer._restored.extend(_rollout_from_json(entry) for entry in state["waiting"])
+        if buffer._restored:
+            buffer._made_cursor = buffer._restored[-1].cursor_after
         return buffer
 
 

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 from orchestrator.config import DataConfig
 from orchestrator.data import DataError, DataSource
 from orchestrator.tokenizer import TokenizerError, decode_response, load_tokenizer
+from state.errors import ResumeError
 from workers.config import ModelConfig
 
 TOKENIZER = AutoTokenizer.from_pretrained(Path(__file__).parents[2] / "examples" / "quickstart")
@@ -159,7 +160,7 @@ def test_a_cursor_of_other_data_is_refused_with_both_fingerprints(tmp_path: Path
         DataSource(DataConfig(generator="largest_digit"), TOKENIZER, 0),
     ]
     for other in others:
-        with pytest.raises(DataError, match=f"{state['fingerprint']}.*{other.fingerprint}.*weights_only"):
+        with pytest.raises(ResumeError, match=f"{state['fingerprint']}.*{other.fingerprint}.*weights_only"):
             other.restore(state)
 
 

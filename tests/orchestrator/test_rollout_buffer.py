@@ -55,6 +55,19 @@ def test_a_waiting_rollout_is_served_again_after_a_restart_bit_for_bit() -> None
     assert restored.state() == {"cursor": cursor(2), "waiting": []}
 
 
+def test_new_rollouts_begin_after_the_last_one_made() -> None:
+    buffer = RolloutBuffer(cursor(0))
+    assert buffer.made_cursor == cursor(0)
+    for rollout_id in range(3):
+        buffer.add(rollout(rollout_id))
+    buffer.mark_trained(0)
+    assert buffer.made_cursor == cursor(3)
+    assert through_disk(buffer).made_cursor == cursor(3)
+    for rollout_id in (1, 2):
+        buffer.mark_trained(rollout_id)
+    assert through_disk(buffer).made_cursor == cursor(3)
+
+
 def test_a_sample_without_reward_survives_a_restart() -> None:
     buffer = RolloutBuffer(cursor(0))
     buffer.add(rollout(0, reward=None))

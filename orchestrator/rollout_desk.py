@@ -1,0 +1,88 @@
+"""Hands out rollouts to training and keeps account of them.
+
+DataSource -> requests -> engines -> rewards -> Rollout -> shards, one object per data-parallel rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from orchestrator.batching import data_parallel_size, steps_per_rollout
+from orchestrator.config import Config
+from orchestrator.dispatch import shards, trainable
+from orchestrator.rollout_buffer import RolloutBuffer
+from orchestrator.rollout_pipeline import Engines, RolloutPipeline
+from orchestrator.tokenizer import load_tokenizer
+from orchestrator.tracking.jsonl import JsonlTracker
+from state.slots import WeightId
+from workers.batch import TrainShard
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRefs:
+    """A rollout ready to be trained on: one reference to a `TrainShard` per data-parallel rank, and its metrics."""
+
+    rollout_id: int
+    shards: tuple[Any, ...]
+    stats: Mapping[str, float]
+
+
+class RolloutDesk:
+    """Everything about rollouts but the lives of the engines. What it put into the object store stays there until it is
+    marked as trained: objects end with the last reference of the process that put them."""
+
+    def __init__(
+        self,
+        config: Config,
+        engines: Engines,
+        samples: Path,
+        start_rollout_id: int,
+        data_state: Mapping[str, Any] | None,
+        put: Callable[[TrainShard], Any] = ray.put,
+    ) -> None:
+        """`data_state`: what `data_state()` returned before, to continue from. Raises `ResumeError` for other data."""
+        self._config, self._put = config, put
+        self._shown = JsonlTracker(samples, start_rollout_id)
+        self._pipeline = RolloutPipeline(config, load_tokenizer(config.model), engines, self._shown)
+        source = self._pipeline.source
+        if data_state is None:
+            self._buffer = RolloutBuffer(source.state())
+        else:
+            self._buffer = RolloutBuffer.from_state(data_state)
+            source.restore(self._buffer.made_cursor)
+        self._refs: dict[int, RolloutRefs] = {}
+
+    async def generate(self, rollout_id: int, weights: WeightId) -> RolloutRefs:
+        """Rollout `rollout_id` by engines that hold `weights`; one that was made before is handed out again."""
+        if rollout_id in self._refs:
+            return self._refs[rollout_id]
+        rollout = self._buffer.take(rollout_id)
+        if rollout is None:
+            rollout = await self._pipeline.generate(rollout_id, weights)
+            self._buffer.add(rollout)
+        self._pipeline.show(rollout_id, rollout.samples, kind="train")
+        parts = shards(rollout_id, rollout.samples, steps_per_rollout(self._config), data_parallel_size(self._config))
+        stats = {**rollout.stats, "rollout/trained_samples": len(trainable(rollout.samples))}
+        refs = RolloutRefs(rollout_id, tuple(self._put(part) for part in parts), stats)
+        self._refs[rollout_id] = refs
+        return refs
+
+    async def evaluate(self, rollout_id: int, weights: WeightId) -> dict[str, Any]:
+        return await self._pipeline.evaluate(rollout_id, weights)
+
+    def mark_trained(self, rollout_id: int) -> None:
+        """Every rank has trained on it: it may be forgotten, and the saved cursor moves past it."""
+        self._buffer.mark_trained(rollout_id)
+        del self._refs[rollout_id]
+
+    def data_state(self) -> dict[str, Any]:
+        """JSON for a checkpoint: the trained cursor, and the rollouts that are made but not trained."""
+        return self._buffer.state()
+
+    def close(self) -> None:
+        self._shown.close()
