@@ -16,36 +16,22 @@ def shards(rollout_id: int, samples: Sequence[Sample], num_steps: int, dp: int) 
     """One shard for each of `dp` data-parallel ranks; samples that are not `trainable` are left out.
 
     Samples are cut in their order into `num_steps` optimizer steps of nearly equal counts. Within a step they are
-    balanced over ranks by tokens, so a group may be spread over ranks: `group_rewards` gives each rank the rewards
-    of whole groups. A rank has no sample in a step only when the step has fewer samples than ranks.
+    balanced over ranks by tokens, so a group may be spread over ranks: whoever needs its rewards gathers them. A rank
+    has no sample in a step only when the step has fewer samples than ranks.
     """
     if num_steps < 1 or dp < 1:
         raise ValueError(f"num_steps and dp must be at least 1, got {num_steps} and {dp}")
     kept = trainable(samples)
     steps = [kept[len(kept) * i // num_steps : len(kept) * (i + 1) // num_steps] for i in range(num_steps)]
     by_step = [_step_shards(step, dp) for step in steps]
-    rewards: dict[int, list[float]] = {}
-    for sample in kept:
-        assert sample.reward is not None
-        rewards.setdefault(sample.group_id, []).append(sample.reward)
-    result = []
-    for rank in range(dp):
-        own = tuple(step[rank] for step in by_step)
-        groups = dict.fromkeys(sample.group_id for step in own for sample in step.samples)
-        result.append(TrainShard(rollout_id, own, {group: tuple(rewards[group]) for group in groups}))
-    return result
+    return [TrainShard(rollout_id, tuple(step[rank] for step in by_step)) for rank in range(dp)]
 
 
 def _step_shards(samples: Sequence[Sample], dp: int) -> list[StepShard]:
     total_tokens = sum(sample.num_loss_tokens for sample in samples)
     total_sequences = sum(sample.num_loss_tokens > 0 for sample in samples)
-    return [
-        StepShard(tuple(samples[i] for i in own), total_tokens, total_sequences) for own in balance(_costs(samples), dp)
-    ]
-
-
-def _costs(samples: Sequence[Sample]) -> list[int]:
-    return [sample.num_tokens for sample in samples]
+    parts = balance([sample.num_tokens for sample in samples], dp)
+    return [StepShard(tuple(samples[i] for i in own), total_tokens, total_sequences) for own in parts]
 
 
 def balance(costs: Sequence[int], parts: int) -> list[list[int]]:

@@ -77,15 +77,11 @@ class StepShard:
 
 @dataclass(frozen=True, slots=True)
 class TrainShard:
-    """What one data-parallel rank trains on in one rollout: one entry per optimizer step.
-
-    `group_rewards` are the rewards of all samples, on any rank, of each group that has a sample here: what advantages
-    relative to the group are computed from, since a group may be spread over ranks.
-    """
+    """What one data-parallel rank trains on in one rollout: one entry per optimizer step. A group of samples may be
+    spread over ranks."""
 
     rollout_id: int
     steps: tuple[StepShard, ...]
-    group_rewards: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def samples(self) -> tuple[Sample, ...]:

@@ -83,21 +83,11 @@ def test_samples_without_reward_and_aborted_ones_never_reach_training() -> None:
     (shard,) = shards(0, samples, 1, 1)
     assert [s.index for s in shard.samples] == [0, 3]
     assert shard.steps[0].total_sequences == 2
-    assert shard.group_rewards == {0: (0.0, 3.0)}
 
 
 def test_a_reward_of_zero_is_a_reward() -> None:
     (shard,) = shards(0, [sample(0, 0, reward=0.0)], 1, 1)
     assert len(shard.samples) == 1
-
-
-@given(lengths=lengths, dp=st.integers(1, 4))
-def test_each_rank_knows_the_rewards_of_its_whole_groups(lengths: list[int], dp: int) -> None:
-    samples = batch(lengths)
-    for shard in shards(0, samples, 2, dp):
-        assert set(shard.group_rewards) == {s.group_id for s in shard.samples}
-        for group, rewards in shard.group_rewards.items():
-            assert sorted(rewards) == sorted(s.reward for s in samples if s.group_id == group and s.reward is not None)
 
 
 def test_an_empty_response_is_kept_and_counts_nothing() -> None:
