@@ -50,18 +50,21 @@ class Coordinates:
     is_last_stage: bool
 
 
-def initialise(rank: int, layout: Layout, init_method: str, seed: int, device: Device, timeout_s: float) -> Coordinates:
+def initialise(
+    rank: int, layout: Layout, meeting: str | dist.Store, seed: int, device: Device, timeout_s: float
+) -> Coordinates:
     """Join the gang (gloo on `cpu`, nccl on `cuda`), make Megatron's groups, seed every generator of this process.
 
-    `init_method` is torch's: `tcp://host:port` or `file:///path`. Every rank waits at most `timeout_s` for the
-    others, here and in later collectives. Called inside `cpu.redirect(device)`.
+    `meeting` is a store that all ranks share, or torch's init method (`tcp://host:port`, `file:///path`). Every rank
+    waits at most `timeout_s` for the others, here and in later collectives. Called inside `cpu.redirect(device)`.
     """
     layout.check()
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(
         backend={"cpu": "gloo", "cuda": "nccl"}[device],
-        init_method=init_method,
+        init_method=meeting if isinstance(meeting, str) else None,
+        store=None if isinstance(meeting, str) else meeting,
         rank=rank,
         world_size=layout.world_size,
         timeout=timedelta(seconds=timeout_s),

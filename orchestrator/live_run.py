@@ -1,0 +1,114 @@
+"""The verbs of the training loop, on a live gang, fleet and rollout manager."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from orchestrator import resuming
+from orchestrator.config import Config
+from orchestrator.manager_client import ManagerClient, PendingRollout
+from orchestrator.publish import Publisher
+from orchestrator.run_dir import RunDir
+from orchestrator.tracking.base import Tracker
+from orchestrator.train_group import TrainGroup
+from state import checkpoints
+from state.slots import WeightId
+
+
+class LiveRun:
+    """See `loops.Run`. Collects what is to be reported about a rollout between two calls of `report`."""
+
+    def __init__(
+        self,
+        config: Config,
+        run_dir: RunDir,
+        gang: TrainGroup,
+        manager: ManagerClient,
+        publisher: Publisher,
+        tracker: Tracker,
+    ) -> None:
+        self._config, self._run_dir = config, run_dir
+        self._gang, self._manager, self._publisher, self._tracker = gang, manager, publisher, tracker
+        self._published: WeightId | None = None
+        self._publishes = 0
+        self._metrics: dict[str, Any] = {}
+        self._since = time.perf_counter()
+
+    def generate(self, rollout_id: int) -> PendingRollout:
+        assert self._published is not None
+        return self._manager.generate(rollout_id, self._published)
+
+    def wait(self, rollout: PendingRollout) -> None:
+        rollout.wait()
+
+    def train(self, rollout: PendingRollout) -> None:
+        refs = rollout.wait()
+        began = time.perf_counter()
+        self._metrics |= refs.stats
+        self._metrics |= self._gang.train(refs.shards)
+        self._metrics["perf/train_s"] = time.perf_counter() - began
+        self._run_dir.journal.append(
+            "trained",
+            incarnation=self._run_dir.incarnation,
+            rollout_id=rollout.rollout_id,
+            version=rollout.rollout_id + 1,
+        )
+        self._manager.mark_trained(rollout.rollout_id)
+
+    def save(self, rollout_id: int) -> None:
+        began = time.perf_counter()
+        root = resuming.save_root(self._config)
+        assert root is not None
+        quorum = self._gang.agree(f"save-{self._run_dir.incarnation}-{rollout_id}")
+        directory = checkpoints.begin(root, rollout_id)
+        checkpoints.write_data(directory, self._manager.data_state())
+        self._gang.save(quorum, str(directory))
+        marker = {
+            "run": self._config.run.name,
+            "iteration": rollout_id,
+            "incarnation": quorum.weights.incarnation,
+            "version": quorum.weights.version,
+            "digest": quorum.digest,
+            "tensors": {t.name: f"{t.value:016x}" for t in quorum.tensors},
+            "fingerprint": resuming.fingerprint(self._config),
+            "layout": {
+                "num_workers": self._config.train.num_workers,
+                "tensor_model_parallel_size": self._config.train.tensor_model_parallel_size,
+                "pipeline_model_parallel_size": self._config.train.pipeline_model_parallel_size,
+            },
+        }
+        checkpoints.commit(root, rollout_id, marker, self._config.checkpoint.keep, resuming.protected(self._config))
+        self._run_dir.journal.append(
+            "save",
+            publish_id=quorum.publish_id,
+            iteration=rollout_id,
+            incarnation=quorum.weights.incarnation,
+            version=quorum.weights.version,
+            digest=quorum.digest,
+            transitions=quorum.transitions,
+            summaries=quorum.summaries,
+            path=str(directory),
+        )
+        self._metrics["perf/save_s"] = time.perf_counter() - began
+
+    def publish(self) -> None:
+        self._publishes += 1
+        done = self._publisher.publish(f"publish-{self._run_dir.incarnation}-{self._publishes}")
+        self._published = done.weights
+        self._metrics |= {
+            "weights/bytes": done.nbytes,
+            "perf/publish_s": done.seconds,
+            "perf/verify_s": done.verify_s,
+        }
+
+    def evaluate(self, rollout_id: int) -> None:
+        assert self._published is not None
+        self._metrics |= self._manager.evaluate(rollout_id, self._published)
+
+    def report(self, rollout_id: int) -> None:
+        assert self._published is not None
+        now = time.perf_counter()
+        metrics = self._metrics | {"weights/version": self._published.version, "perf/step_s": now - self._since}
+        self._since, self._metrics = now, {}
+        self._tracker.log(rollout_id, metrics)

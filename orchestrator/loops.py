@@ -1,0 +1,65 @@
+"""The training loop.
+
+        data -> RolloutManager: engines generate -> reward -> samples, sharded by data-parallel rank
+                  ^                                                    |  (object references only)
+                  |                                                    v
+        publish(actor@k+1)  <-  save, every so often  <-  TrainGroup: ref log-probs, advantages, optimizer steps -> k+1
+
+Back-pressure: `sync` generates rollout k+1 only once k is trained on. `async` keeps exactly one rollout ahead: it
+starts generating k+1 when it starts training on k, and a publish waits until that generation has ended, so every
+sample has one behaviour version.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from orchestrator.config import Config
+
+
+class Run(Protocol):
+    """The verbs of a run, as the loop needs them. What `generate` returns is a rollout that is being generated."""
+
+    def generate(self, rollout_id: int) -> Any:
+        """Start generating; does not wait."""
+
+    def wait(self, rollout: Any) -> None:
+        """Return once it has been generated and scored."""
+
+    def train(self, rollout: Any) -> None: ...
+
+    def save(self, rollout_id: int) -> None: ...
+
+    def publish(self) -> None: ...
+
+    def evaluate(self, rollout_id: int) -> None: ...
+
+    def report(self, rollout_id: int) -> None: ...
+
+
+def train_loop(run: Run, config: Config, start: int) -> None:
+    """Rollouts `start` to `loop.num_rollout - 1`. Publishes first, evaluates before the first, saves after the last."""
+    end, ahead = config.loop.num_rollout, config.loop.mode == "async"
+    run.publish()
+    if config.eval.interval:
+        run.evaluate(start)
+    following = None
+    for rollout_id in range(start, end):
+        rollout = following or run.generate(rollout_id)
+        run.wait(rollout)
+        following = run.generate(rollout_id + 1) if ahead and rollout_id + 1 < end else None
+        run.train(rollout)
+        if _due(config.checkpoint.save_interval, rollout_id, end):
+            run.save(rollout_id)
+        if _due(config.loop.update_weights_interval, rollout_id, end):
+            if following:
+                run.wait(following)
+            run.publish()
+        if _due(config.eval.interval, rollout_id, end):
+            run.evaluate(rollout_id + 1)
+        run.report(rollout_id)
+
+
+def _due(interval: int | None, rollout_id: int, end: int) -> bool:
+    """Whether something done every `interval` rollouts, and after the last, is due after this one."""
+    return interval is not None and ((rollout_id + 1) % interval == 0 or rollout_id + 1 == end)

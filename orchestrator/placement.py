@@ -1,0 +1,72 @@
+"""Where actors go: one placement group for the gang and the engines, and a plain answer when it does not fit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from orchestrator.config import Config
+from orchestrator.waiting import WorkerFailed
+
+EXPLAIN_AFTER_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Bundles 0..num_workers-1 are the training ranks', the rest one per engine."""
+
+    group: PlacementGroup
+    num_workers: int
+    num_engines: int
+
+    def worker_bundle(self, rank: int) -> int:
+        return rank
+
+    def engine_bundle(self, index: int) -> int:
+        return self.num_workers + index
+
+    def remove(self) -> None:
+        remove_placement_group(self.group)
+
+
+def bundles(config: Config) -> list[dict[str, float]]:
+    """What each actor asks for, in the order of the bundles."""
+    worker = _bundle(config.train.cpus_per_worker, config.train.gpus_per_worker)
+    engine = _bundle(config.rollout.cpus_per_engine, config.rollout.gpus_per_engine)
+    return [worker] * config.train.num_workers + [engine] * config.rollout.num_engines
+
+
+def _bundle(cpus: float, gpus: float) -> dict[str, float]:
+    return {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
+
+
+def place(config: Config, say: Callable[[str], None]) -> Placement:
+    """Reserve everything a run needs, all or nothing. While it does not fit, says what is asked, there and free."""
+    asked = bundles(config)
+    group = placement_group(asked, strategy="PACK")
+    limit = config.cluster.placement_timeout_s
+    started = time.monotonic()
+    while not group.wait(min(EXPLAIN_AFTER_S, limit)):
+        waited = time.monotonic() - started
+        report = explain(asked, ray.cluster_resources(), ray.available_resources())
+        if waited >= limit:
+            remove_placement_group(group)
+            raise WorkerFailed(
+                f"no room for the run after cluster.placement_timeout_s = {limit:g} s: {report}. Lower the ranks, "
+                "engines or what each reserves (train.cpus_per_worker, rollout.cpus_per_engine, and gpus_per_…), "
+                "or add nodes"
+            )
+        say(f"waiting for room, {waited:.0f} of {limit:g} s: {report}")
+    return Placement(group, config.train.num_workers, config.rollout.num_engines)
+
+
+def explain(asked: list[dict[str, float]], existing: dict[str, float], free: dict[str, float]) -> str:
+    """`asked CPU 5 GPU 4; the cluster has CPU 8 GPU 2; free now CPU 1 GPU 2`."""
+    kinds = sorted({kind for bundle in asked for kind in bundle})
+    total = {kind: sum(bundle.get(kind, 0.0) for bundle in asked) for kind in kinds}
+    parts = [("asked", total), ("the cluster has", existing), ("free now", free)]
+    return "; ".join(f"{words} " + " ".join(f"{k} {have.get(k, 0.0):g}" for k in kinds) for words, have in parts)

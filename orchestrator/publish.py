@@ -1,0 +1,162 @@
+"""Publishing: where the gang and the fleet meet.
+
+reconcile engines           bounded, and first: it may take minutes
+attest, agree               every rank swears; they are unanimous, or no engine is touched
+enter publishing            every rank acknowledges that it still holds what it swore to
+pause, flush, send          engines stop, forget, receive; done when every sender and receiver is
+prove                       each engine hashes what it now holds; it must equal the *gang's* digests
+commit | abort              each engine serves the new version, or is stale and gets no traffic
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from orchestrator.train_group import TrainGroup
+from orchestrator.waiting import WorkerFailed, gather
+from state.errors import InvariantViolation
+from state.gang import Quorum
+from state.journal import Journal
+from state.slots import WeightId
+from workers.weights.manifest import Manifest
+from workers.weights.rendezvous import Rendezvous
+from workers.weights.send_plan import SendPlan, plan_send
+
+
+class PublishFailed(InvariantViolation):
+    """No engine can show that it holds the gang's weights: none of them may serve."""
+
+
+class Engines(Protocol):
+    """The fleet, as a publish needs it. Every call has a limit of its own."""
+
+    def reconcile(self) -> tuple[str, ...]:
+        """Ids of the engines that are alive; raises when none is left."""
+
+    def begin_update(self, manifest: Manifest) -> tuple[str, ...]:
+        """Pause and flush every engine, and let it expect this manifest. Ids of those to send to."""
+
+    def receive(self, plan: SendPlan, rendezvous: Rendezvous) -> Any:
+        """Start receiving; returns the pending call."""
+
+    def prove(self, manifest: Manifest) -> Mapping[str, Sequence[str]]:
+        """By engine, in words, every tensor that is not the manifest's; empty: it holds exactly that."""
+
+    def commit(self, manifest: Manifest, engines: Sequence[str]) -> tuple[str, ...]:
+        """These engines serve the manifest's version from now on; ids of those that really do."""
+
+    def abort(self, publish_id: str, engines: Sequence[str], reason: str) -> None:
+        """These engines hold nothing that may serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a publish did. `seconds` is all of it, `verify_s` what attesting and proving took of that."""
+
+    weights: WeightId
+    digest: str
+    engines: tuple[str, ...]
+    nbytes: int
+    seconds: float
+    verify_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Publisher:
+    """Publishes for one run. `timeout_s` limits the transfer."""
+
+    gang: TrainGroup
+    engines: Engines
+    journal: Journal
+    bucket_bytes: int
+    timeout_s: float
+
+    def publish(self, publish_id: str) -> Published:
+        """Publish what the gang agrees on. Raises `InvariantViolation` or `WorkerFailed`; the journal has either."""
+        began = time.perf_counter()
+        engines = self.engines.reconcile()
+        quorum = self._enter(publish_id)
+        manifest = Manifest(quorum.run, publish_id, quorum.slot, quorum.weights, quorum.tensors)
+        entered = time.perf_counter()
+        try:
+            nbytes = self._transfer(manifest, quorum)
+            sent = time.perf_counter()
+            verdict = self.engines.prove(manifest)
+            proven = time.perf_counter()
+            committed = self._conclude(manifest, verdict)
+        except BaseException as error:
+            self._abandon(quorum, engines, _first_line(error))
+            raise
+        self.gang.end_publish(None)
+        self._record(quorum, "committed", {e: "torn: " + w[0] if (w := verdict[e]) else "committed" for e in verdict})
+        verify_s = (entered - began) + (proven - sent)
+        return Published(quorum.weights, quorum.digest, committed, nbytes, time.perf_counter() - began, verify_s)
+
+    def _enter(self, publish_id: str) -> Quorum:
+        """Agree, and have every rank enter `publishing`. Until this returns no engine has been touched."""
+        try:
+            quorum = self.gang.agree(publish_id)
+        except InvariantViolation as error:
+            self.journal.append("publish", publish_id=publish_id, outcome="refused", reason=str(error))
+            raise
+        try:
+            self.gang.begin_publish(quorum)
+        except BaseException as error:
+            self._record(quorum, "refused", {}, reason=_first_line(error))
+            self.gang.end_publish(_first_line(error))
+            raise
+        return quorum
+
+    def _transfer(self, manifest: Manifest, quorum: Quorum) -> int:
+        """Engines stop and forget, then everything is sent; returns when all senders and all receivers are done."""
+        engines = self.engines.begin_update(manifest)
+        plan = plan_send(quorum.holders, quorum.tensors, self.bucket_bytes)
+        rendezvous = Rendezvous(engines, self.gang.open_endpoints(plan, engines))
+        receiving = {"engines": self.engines.receive(plan, rendezvous)}
+        gather(receiving | self.gang.send(plan), "transfer the weights", self.timeout_s)
+        return plan.nbytes
+
+    def _conclude(self, manifest: Manifest, verdict: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+        proven = tuple(engine for engine, differences in verdict.items() if not differences)
+        torn = {engine: differences for engine, differences in verdict.items() if differences}
+        for engine, differences in torn.items():
+            self.engines.abort(manifest.publish_id, [engine], f"{len(differences)} tensors differ: {differences[0]}")
+        if not proven:
+            words = "; ".join(f"{engine}: {differences[0]}" for engine, differences in torn.items())
+            raise PublishFailed(f"publish {manifest.publish_id}: no engine holds {manifest.slot} as sworn to: {words}")
+        return self.engines.commit(manifest, proven)
+
+    def _abandon(self, quorum: Quorum, engines: tuple[str, ...], reason: str) -> None:
+        """Whatever ended the publish is the error to report; what fails in addition here must not hide it."""
+        self._record(quorum, "aborted", dict.fromkeys(engines, f"torn: {reason}"), reason=reason)
+        for give_up in (
+            lambda: self.engines.abort(quorum.publish_id, engines, reason),
+            lambda: self.gang.end_publish(reason),
+        ):
+            with suppress(WorkerFailed, InvariantViolation):
+                give_up()
+
+    def _record(self, quorum: Quorum, outcome: str, engines: Mapping[str, str], **more: Any) -> None:
+        self.journal.append(
+            "publish",
+            publish_id=quorum.publish_id,
+            outcome=outcome,
+            slot=quorum.slot,
+            incarnation=quorum.weights.incarnation,
+            version=quorum.weights.version,
+            digest=quorum.digest,
+            tensors={t.name: f"{t.value:016x}" for t in quorum.tensors},
+            world_size=len(quorum.transitions),
+            transitions=quorum.transitions,
+            summaries=quorum.summaries,
+            engines=dict(engines),
+            **more,
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]

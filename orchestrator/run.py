@@ -1,0 +1,158 @@
+"""One run from start to end: sets everything up, drives the loop, and leaves no process behind."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import ray
+from rich.console import Console
+
+from orchestrator import resuming
+from orchestrator.batching import steps_per_rollout
+from orchestrator.config import Config
+from orchestrator.inspector import Inspector
+from orchestrator.interrupts import raise_on_sigterm
+from orchestrator.live_run import LiveRun
+from orchestrator.loops import train_loop
+from orchestrator.manager_client import ManagerClient, engine_options
+from orchestrator.placement import Placement, place
+from orchestrator.publish import Publisher
+from orchestrator.rollout_manager import ManagerSpec
+from orchestrator.run_dir import RunDir, config_text
+from orchestrator.tracking.base import Trackers
+from orchestrator.tracking.jsonl import JsonlTracker
+from orchestrator.tracking.progress import ProgressTracker
+from orchestrator.train_group import TrainGroup
+from orchestrator.waiting import wait_for
+from state import checkpoints
+from state.errors import SlotwiseError
+from state.gang import GangId
+from state.resume import LoadSpec, ResumePlan
+from state.slots import Slot, Tier, WorkerId
+from workers.megatron.spec import SlotSpec, WorkerSpec
+
+LOOPBACK = "127.0.0.1"
+ACTOR_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+"""Of every actor, where the user has not set them."""
+
+
+def train(config: Config, plan: ResumePlan) -> None:
+    """Run `config` from where `plan` says, until its last rollout. Raises what ended it early."""
+    console = Console(highlight=False)
+    run_dir = RunDir.open(config, plan)
+    console.print(f"run {config.run.name} in {run_dir.path}")
+    trackers = Trackers(
+        [
+            JsonlTracker(run_dir.path / "metrics.jsonl", plan.start_rollout_id),
+            ProgressTracker(config.loop.num_rollout, plan.start_rollout_id, console),
+        ]
+    )
+    with ExitStack() as undo:
+        undo.enter_context(run_dir.recording())
+        undo.callback(trackers.close)
+        host = undo.enter_context(_cluster(config))
+        placement = place(config, console.print)
+        undo.callback(placement.remove)
+        manager = ManagerClient(_manager_spec(config, plan, run_dir, placement))
+        undo.callback(_quietly, manager.shutdown)
+        gang_id = GangId(config.train.num_workers, run_dir.incarnation, config_hash(config))
+        gang = TrainGroup(worker_specs(config, plan, gang_id, str(run_dir.path), host), placement)
+        undo.callback(gang.kill)
+        inspector = _start_inspector(config, run_dir, gang, manager)
+        undo.callback(ray.kill, inspector)
+        gang.init()
+        run_dir.gang_started(gang_id, plan)
+        manager.wait_started()
+        publisher = Publisher(gang, manager, run_dir.journal, config.weights.bucket_bytes, config.weights.timeout_s)
+        train_loop(LiveRun(config, run_dir, gang, manager, publisher, trackers), config, plan.start_rollout_id)
+    console.print(
+        f"done. Which weights were where: slotwise slots --run {run_dir.path}\n"
+        f"Every promise re-checked: slotwise audit {run_dir.path}"
+    )
+
+
+def config_hash(config: Config) -> str:
+    """What every rank of a gang must have been configured with: 16 hex digits."""
+    return hashlib.sha256(config_text(config).encode()).hexdigest()[:16]
+
+
+def worker_specs(config: Config, plan: ResumePlan, gang: GangId, run_dir: str, host: str | None) -> list[WorkerSpec]:
+    """What each rank is told."""
+    ref = resuming.plan_ref(config)
+    slots = [SlotSpec(Slot.ACTOR, plan.load, _version(plan.load, plan), Tier.COPY)]
+    if ref is not None:
+        slots.append(SlotSpec(Slot.REF, ref, 0 if ref.iteration is None else ref.iteration + 1, Tier(config.ref.tier)))
+    return [
+        WorkerSpec(
+            worker=WorkerId(config.run.name, Slot.ACTOR, rank),
+            gang=gang,
+            run_dir=run_dir,
+            host=host,
+            seed=config.run.seed,
+            slots=tuple(slots),
+            load_optimizer=plan.load_optimizer,
+            load_rng=plan.load_rng,
+            total_steps=config.loop.num_rollout * steps_per_rollout(config),
+            temperature=config.rollout.temperature,
+            max_response_len=config.rollout.max_response_len,
+            model=config.model,
+            train=config.train,
+            algorithm=config.algorithm,
+            weights=config.weights,
+        )
+        for rank in range(config.train.num_workers)
+    ]
+
+
+def _version(load: LoadSpec, plan: ResumePlan) -> int:
+    """Rollout steps that the actor's weights were trained for; weights without their optimizer start a new count."""
+    return load.iteration + 1 if load.iteration is not None and plan.load_optimizer else 0
+
+
+def _manager_spec(config: Config, plan: ResumePlan, run_dir: RunDir, placement: Placement) -> ManagerSpec:
+    data_state = None
+    if plan.load_data:
+        assert plan.path is not None
+        assert plan.iteration is not None
+        data_state = checkpoints.read_data(checkpoints.iteration_dir(plan.path, plan.iteration))
+    options = engine_options(placement, config.rollout.num_engines)
+    return ManagerSpec(config, str(run_dir.path), plan.start_rollout_id, data_state, options)
+
+
+def _start_inspector(config: Config, run_dir: RunDir, gang: TrainGroup, manager: ManagerClient) -> Any:
+    inspector = Inspector.remote(config.run.name, str(run_dir.path), gang.handles, manager.handle)  # type: ignore[attr-defined]
+    wait_for(inspector.start.remote(), "the inspector", "start", 60.0)
+    return inspector
+
+
+@contextmanager
+def _cluster(config: Config) -> Iterator[str | None]:
+    """Join a Ray cluster, or start one that ends with the run. Yields the address its nodes reach each other by:
+    loopback for a single node, None otherwise."""
+    address = config.cluster.address or os.environ.get("RAY_ADDRESS")
+    local = {} if address else {"include_dashboard": False}
+    defaults = {k: v for k, v in ACTOR_ENVIRONMENT.items() if k not in os.environ}
+    ray.init(
+        address=address or "local",
+        namespace=config.run.name,
+        runtime_env={"env_vars": defaults},
+        configure_logging=False,
+        log_to_driver=False,
+        **local,
+    )
+    raise_on_sigterm()
+    try:
+        yield LOOPBACK if len([n for n in ray.nodes() if n["Alive"]]) == 1 else None
+    finally:
+        ray.shutdown()
+
+
+def _quietly(end: object) -> None:
+    """Ending what may be gone already must not hide why."""
+    assert callable(end)
+    with suppress(SlotwiseError):
+        end()

@@ -1,0 +1,76 @@
+"""The directory of a run: what it was asked, how it started, what happened."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from orchestrator import resuming
+from orchestrator.config import Config
+from state.gang import GangId
+from state.journal import Journal, read_journal
+from state.resume import ResumePlan
+from state.slots import Slot
+
+DRIVER_JOURNAL = "driver.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """An open run directory. `incarnation` counts the starts of the gang in it, this one included."""
+
+    path: Path
+    incarnation: int
+    journal: Journal
+
+    @staticmethod
+    def open(config: Config, plan: ResumePlan) -> RunDir:
+        """Create it, or continue in it; writes `config.yaml` and `resume.json`."""
+        path = resuming.run_dir(config)
+        (path / "journal").mkdir(parents=True, exist_ok=True)
+        journal_path = path / "journal" / DRIVER_JOURNAL
+        journal = Journal(journal_path, "driver")
+        starts = sum(entry["kind"] == "driver_started" for entry in read_journal(journal_path))
+        _write(path / "config.yaml", config_text(config))
+        _write(path / "resume.json", json.dumps(plan.to_json(), indent=2) + "\n")
+        journal.append("driver_started", incarnation=starts + 1, pid=os.getpid())
+        return RunDir(path, starts + 1, journal)
+
+    def gang_started(self, gang: GangId, plan: ResumePlan) -> None:
+        """Every rank has filled its slots and verified its primary."""
+        self.journal.append(
+            "gang_started",
+            role=Slot.ACTOR,
+            incarnation=gang.incarnation,
+            world_size=gang.world_size,
+            config_hash=gang.config_hash,
+            resume=plan.to_json(),
+        )
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Journals how the run ended."""
+        try:
+            yield
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}"
+            self.journal.append("run_ended", incarnation=self.incarnation, outcome="failed", reason=reason[:2000])
+            raise
+        self.journal.append("run_ended", incarnation=self.incarnation, outcome="done")
+
+
+def config_text(config: Config) -> str:
+    """The resolved configuration as YAML: what `config.yaml` holds, byte for byte, at every start and end."""
+    return str(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(text)
+    os.replace(temporary, path)

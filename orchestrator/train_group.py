@@ -1,0 +1,108 @@
+"""The gang as the driver sees it: one call, all ranks, unanimously or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from orchestrator.placement import Placement
+from orchestrator.waiting import gather, wait_for
+from state.gang import Attestation, Quorum, agree
+from state.slots import SlotView
+from workers.config import TrainConfig
+from workers.megatron.spec import WorkerSpec
+from workers.megatron.worker import MegatronWorker
+from workers.weights.rendezvous import Endpoint
+from workers.weights.send_plan import SendPlan
+
+VIEW_TIMEOUT_S = 5.0
+
+
+def data_parallel_rank(rank: int, train: TrainConfig) -> int:
+    """Ranks are numbered tensor parallel first, then data parallel, then pipeline."""
+    tp, pp = train.tensor_model_parallel_size, train.pipeline_model_parallel_size
+    return rank // tp % (train.num_workers // (tp * pp))
+
+
+class TrainGroup:
+    """All ranks of one training role. A failure on any rank is a failure of the call."""
+
+    def __init__(self, specs: Sequence[WorkerSpec], placement: Placement) -> None:
+        self._train = specs[0].train
+        self._workers = [_create(spec, placement) for spec in specs]
+        self._role = specs[0].worker.role
+
+    @property
+    def handles(self) -> Mapping[str, Any]:
+        """Actor handles by name, for inspectors."""
+        return {f"{self._role}/{rank}": worker for rank, worker in enumerate(self._workers)}
+
+    def init(self) -> tuple[SlotView, ...]:
+        """Fill every slot on every rank; returns with the primary live and verified everywhere."""
+        timeout = self._train.timeout_s
+        meeting = wait_for(self._workers[0].open_meeting.remote(), f"{self._role}/0", "start", timeout)
+        return tuple(self._all("initialise", lambda worker: worker.init.remote(meeting)))
+
+    def agree(self, publish_id: str) -> Quorum:
+        """Every rank attests; raises GangDisagreement unless they are unanimous and clean."""
+        attestations: list[Attestation] = self._all("attest", lambda worker: worker.attest.remote())
+        return agree(attestations, publish_id)
+
+    def train(self, shards: Sequence[ray.ObjectRef]) -> dict[str, float]:
+        """One rollout; `shards` has one reference per data-parallel rank. Returns the gang's metrics."""
+        calls = {
+            name: worker.train.remote(shards[data_parallel_rank(rank, self._train)])
+            for rank, (name, worker) in enumerate(self.handles.items())
+        }
+        reports = gather(calls, "train", self._train.timeout_s)
+        return next(report for report in reports.values() if report is not None)
+
+    def save(self, quorum: Quorum, path: str) -> None:
+        """Every rank writes its part of the agreed weights, the optimizer and random state under `path`."""
+        self._all("save", lambda worker: worker.save.remote(quorum, path))
+
+    def begin_publish(self, quorum: Quorum) -> None:
+        """Every rank enters `publishing` and acknowledges; no engine has been touched before this returns."""
+        self._all("begin publishing", lambda worker: worker.begin_publish.remote(quorum))
+
+    def open_endpoints(self, plan: SendPlan, engines: tuple[str, ...]) -> tuple[Endpoint, ...]:
+        """The leaders of `plan` open the stores at which `engines` will meet them."""
+        leaders = {
+            f"{self._role}/{rank}": self._workers[rank].open_endpoint.remote(plan, engines) for rank in plan.leaders
+        }
+        return tuple(gather(leaders, "open an endpoint", self._train.timeout_s).values())
+
+    def send(self, plan: SendPlan) -> dict[str, Any]:
+        """Start sending on every rank; returns the pending calls by name."""
+        return {name: worker.send.remote(plan) for name, worker in self.handles.items()}
+
+    def end_publish(self, failure: str | None) -> None:
+        """Every rank leaves `publishing`; with a `failure` it first proves that its bytes are as they were."""
+        self._all("end publishing", lambda worker: worker.end_publish.remote(failure))
+
+    def views(self) -> tuple[SlotView, ...]:
+        """What is live on every rank; answered while they work."""
+        views = gather({n: w.view.remote() for n, w in self.handles.items()}, "show its slots", VIEW_TIMEOUT_S)
+        return tuple(views.values())
+
+    def kill(self) -> None:
+        """End every rank at once."""
+        for worker in self._workers:
+            ray.kill(worker)
+
+    def _all(self, what: str, call: Callable[[Any], Any]) -> list[Any]:
+        calls = {name: call(worker) for name, worker in self.handles.items()}
+        return list(gather(calls, what, self._train.timeout_s).values())
+
+
+def _create(spec: WorkerSpec, placement: Placement) -> Any:
+    rank = spec.worker.rank
+    return MegatronWorker.options(  # type: ignore[attr-defined]
+        name=str(spec.worker),
+        num_cpus=spec.train.cpus_per_worker,
+        num_gpus=spec.train.gpus_per_worker,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(placement.group, placement.worker_bundle(rank)),
+    ).remote(spec)

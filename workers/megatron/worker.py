@@ -1,0 +1,299 @@
+"""The training worker: one rank of the gang, as a Ray actor.
+
+It wires a Megatron model, its optimizer and a slot machine, and does what the driver asks, one call at a time. What
+may happen to the weights is the machine's to say: every use of them here is inside one of its scopes.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import ray
+from megatron.core import parallel_state
+from torch.distributed import Store
+
+from state.ambient import TorchAmbient
+from state.gang import ActorPermit, Attestation, Quorum
+from state.journal import Journal
+from state.machine import SlotMachine
+from state.resume import LoadSpec
+from state.slots import Provenance, Slot, SlotView
+from state.store import SlotStore
+from workers.algorithms.aggregate import StepTotals
+from workers.batch import Sample, StepShard, TrainShard
+from workers.megatron import checkpoint, hf_io, random_init
+from workers.megatron.cpu import Device, redirect
+from workers.megatron.experience import Scored, assemble, logprob_difference, placeholders
+from workers.megatron.forward import Scores, score, train_step
+from workers.megatron.hf_layout import GptWeights
+from workers.megatron.loss import TrainSample
+from workers.megatron.model import build, load_hf_config
+from workers.megatron.optimizer import build_optimizer
+from workers.megatron.parallel import Layout, initialise
+from workers.megatron.spec import SlotSpec, WorkerSpec
+from workers.megatron.step_stats import StepStats
+from workers.weights.distributed import DistributedSender
+from workers.weights.process_group import connect, listen
+from workers.weights.rendezvous import Endpoint
+from workers.weights.send_plan import SendPlan
+
+
+class EndedByDriver(Exception):
+    """The driver gave up the publish that this rank was part of; the text is its reason."""
+
+
+class MegatronRank:
+    """What one rank does. Not an actor itself, so that it runs anywhere; `MegatronWorker` is."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+        self._device: Device = "cuda" if spec.train.gpus_per_worker else "cpu"
+        self._journal = Journal(
+            Path(spec.run_dir) / "journal" / f"{spec.worker.role}-{spec.worker.rank}.jsonl",
+            f"{spec.worker.role}/{spec.worker.rank}",
+        )
+        self._machine: SlotMachine | None = None
+        self._publish = ExitStack()
+        self._permit: ActorPermit | None = None
+        self._store: Store | None = None
+        if spec.train.setup_hook is not None:
+            pkgutil.resolve_name(spec.train.setup_hook)(self)
+
+    # ---- init ------------------------------------------------------------------------------------------------
+
+    def open_meeting(self) -> Endpoint:
+        """For rank 0: open the store at which the gang meets. It listens before anyone hears of it."""
+        self._store, port = listen(self._host, self._spec.train.timeout_s)
+        return Endpoint(self._spec.worker.rank, self._host, port, "gang")
+
+    @property
+    def _host(self) -> str:
+        return self._spec.host or str(ray.util.get_node_ip_address())
+
+    def init(self, meeting: Endpoint) -> SlotView:
+        """Join the gang, build model and optimizer, fill every slot; ends with the primary resident and verified."""
+        spec = self._spec
+        if self._store is None:
+            self._store = connect(meeting, spec.train.timeout_s, str(spec.worker))
+        with redirect(self._device):
+            layout = Layout(
+                spec.gang.world_size, spec.train.tensor_model_parallel_size, spec.train.pipeline_model_parallel_size
+            )
+            self._place = initialise(
+                spec.worker.rank, layout, self._store, spec.seed, self._device, spec.train.timeout_s
+            )
+            hf_config = load_hf_config(spec.model)
+            gpt = build(hf_config, layout, spec.model, spec.train.megatron, seed=None)
+            self._model, self._optimizer = build_optimizer(gpt, spec.train, spec.total_steps)
+            self._weights = GptWeights(gpt)
+            self._initializer_range = hf_config.initializer_range
+            self._sender = DistributedSender(
+                spec.worker.rank, host=self._host, device=self._device, timeout_s=spec.weights.timeout_s
+            )
+            self._machine = SlotMachine(
+                SlotStore(self._weights, {s.slot: s.tier for s in spec.slots}),
+                worker=spec.worker,
+                gang=spec.gang,
+                journal=self._journal,
+                ambient=TorchAmbient(self._model),
+                primary=spec.slots[0].slot,
+                optimizer=self._optimizer,
+            )
+            for slot in spec.slots:
+                provenance = _provenance(slot.load, spec.seed)
+                self._machine.load(slot.slot, partial(self._fill, slot), provenance, version=slot.version)
+            self.finish_init()
+        return self._machine.view()
+
+    def finish_init(self) -> None:
+        """The last act of init."""
+        self._slots.ready()
+
+    @property
+    def _slots(self) -> SlotMachine:
+        if self._machine is None:
+            raise RuntimeError(f"{self._spec.worker} was asked to work before its init has ended")
+        return self._machine
+
+    def _fill(self, slot: SlotSpec) -> None:
+        """Write the live tensors; for the primary the optimizer too. Everything it needs to know is in `slot`."""
+        load, primary = slot.load, slot is self._spec.slots[0]
+        match load.kind:
+            case "random":
+                random_init.fill(self._weights, self._spec.seed, self._initializer_range)
+            case "huggingface":
+                hf_io.load_huggingface(self._weights, load.path)
+            case "native" | "release":
+                path = checkpoint.directory(load)
+                if primary and self._spec.load_optimizer:
+                    checkpoint.load_state(path, self._model, self._optimizer, load_rng=self._spec.load_rng)
+                    return
+                checkpoint.load_weights(path, self._model)
+        if primary:
+            self._optimizer.reload_masters()
+
+    # ---- training --------------------------------------------------------------------------------------------
+
+    def train(self, shard: TrainShard) -> dict[str, float] | None:
+        """Train on one rollout. Returns the gang's metrics on one rank, None on the others."""
+        with redirect(self._device):
+            steps, metrics = self._experience(shard)
+            with self._slots.step(shard.rollout_id) as scope:
+                stats = [
+                    self._train_step(step, samples, scope.before_write)
+                    for step, samples in zip(shard.steps, steps, strict=True)
+                ]
+        place = self._place
+        is_speaker = place.is_last_stage and place.tp == 0 and place.dp == 0
+        return metrics | summary(stats) if is_speaker else None
+
+    def _experience(self, shard: TrainShard) -> tuple[tuple[tuple[TrainSample, ...], ...], dict[str, float]]:
+        """Score with the slots that the algorithm needs, each borrowed for as long as it computes."""
+        algorithm, samples = self._spec.algorithm, shard.samples
+        began = time.perf_counter()
+        own = self._score(samples) if algorithm.old_logprobs != "engine" else None
+        scored_own = time.perf_counter()
+        ref, borrow_s = self._score_with(Slot.REF, samples) if algorithm.needs_ref else (None, 0.0)
+        scored_ref = time.perf_counter()
+        metrics = {
+            "perf/score_s": scored_own - began,
+            "perf/ref_score_s": scored_ref - scored_own - borrow_s,
+            "perf/borrow_s": borrow_s,
+        }
+        if not self._place.is_last_stage:
+            return placeholders(shard, algorithm), metrics
+        group = parallel_state.get_data_parallel_group()
+        scored = Scored(own.logprobs if own else None, ref.logprobs if ref else None)
+        if scored.actor is not None:
+            metrics |= logprob_difference(samples, scored.actor, group)
+        return assemble(shard, scored, algorithm, group), metrics
+
+    def _score(self, samples: tuple[Sample, ...]) -> Scores | None:
+        return score(
+            self._model,
+            samples,
+            temperature=self._spec.temperature,
+            max_tokens=self._spec.train.max_tokens_per_micro_batch,
+        )
+
+    def _score_with(self, slot: Slot, samples: tuple[Sample, ...]) -> tuple[Scores | None, float]:
+        """Scores under another slot, and the seconds that switching there and back took."""
+        asked = time.perf_counter()
+        with self._optimizer.gather_off(), self._slots.borrow(slot):
+            there = time.perf_counter()
+            scores = self._score(samples)
+            done = time.perf_counter()
+        return scores, (there - asked) + (time.perf_counter() - done)
+
+    def _train_step(
+        self, step: StepShard, samples: tuple[TrainSample, ...], before_write: Callable[[], None]
+    ) -> StepStats:
+        return train_step(
+            self._model,
+            self._optimizer,
+            samples,
+            StepTotals(step.total_tokens, step.total_sequences, self._spec.max_response_len),
+            algorithm=self._spec.algorithm,
+            temperature=self._spec.temperature,
+            max_tokens=self._spec.train.max_tokens_per_micro_batch,
+            before_write=before_write,
+        )
+
+    # ---- letting bytes out -----------------------------------------------------------------------------------
+
+    def attest(self) -> Attestation:
+        return self._slots.attest()
+
+    def begin_publish(self, quorum: Quorum) -> None:
+        """Enter `publishing` and stay there until `end_publish`."""
+        self._permit = self._publish.enter_context(self._slots.publishing(quorum))
+
+    def open_endpoint(self, plan: SendPlan, engines: tuple[str, ...]) -> Endpoint:
+        """Where the engines find this rank, which leads a stream of the plan."""
+        endpoint = self._sender.listen(plan, engines)
+        if endpoint is None:
+            raise RuntimeError(f"{self._spec.worker} leads no stream of this plan; its leaders are {plan.leaders}")
+        return endpoint
+
+    def send(self, plan: SendPlan) -> int:
+        """This rank's part of the plan; returns the bytes it broadcast."""
+        if self._permit is None:
+            raise RuntimeError(f"{self._spec.worker} was asked to send outside of a publish")
+        with redirect(self._device):
+            return self._sender.send(self._permit, plan, self._weights)
+
+    def end_publish(self, failure: str | None) -> None:
+        """Leave `publishing`, also where this rank had not entered it."""
+        scope, self._publish, self._permit = self._publish, ExitStack(), None
+        try:
+            with scope:
+                if failure is not None:
+                    raise EndedByDriver(failure)
+        except EndedByDriver:
+            return
+
+    def save(self, quorum: Quorum, path: str) -> None:
+        """Write this rank's part of a checkpoint to `path`."""
+        with redirect(self._device), self._slots.saving(quorum) as permit:
+            checkpoint.save_state(Path(path), self._model, self._optimizer, permit=permit)
+
+    # ---- looking ---------------------------------------------------------------------------------------------
+
+    def view(self) -> SlotView:
+        """What is live here; answered while the rank works."""
+        if self._machine is not None:
+            return self._machine.view()
+        gang = self._spec.gang
+        return SlotView(self._spec.worker, gang.world_size, gang.incarnation, "cold", 0, "created", time.time())
+
+
+@ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"inspect": 1})
+class MegatronWorker(MegatronRank):
+    """The rank as an actor: `view` is answered on a thread of its own, everything else in order on another."""
+
+    def __repr__(self) -> str:
+        return f"MegatronWorker({self._spec.worker})"
+
+    @ray.method(concurrency_group="inspect")
+    def view(self) -> SlotView:
+        return super().view()
+
+
+def summary(stats: list[StepStats]) -> dict[str, float]:
+    """Metrics of one rollout: sums over its optimizer steps divided by counts; means of losses over steps taken."""
+    tokens = sum(s.tokens for s in stats)
+    per_token = {
+        "train/entropy": sum(s.entropy_sum for s in stats),
+        "train/ratio_mean": sum(s.ratio_sum for s in stats),
+        "train/clip_fraction": float(sum(s.clipped for s in stats)),
+    }
+    taken = [s for s in stats if not s.skipped]
+    per_step = {
+        "train/loss": [s.loss for s in taken],
+        "train/pg_loss": [s.pg_loss for s in taken],
+        "train/kl_loss": [s.kl_loss for s in taken if s.kl_loss is not None],
+        "train/grad_norm": [s.grad_norm for s in taken],
+    }
+    return {
+        **{name: value / tokens if tokens else float("nan") for name, value in per_token.items()},
+        **{name: sum(values) / len(values) for name, values in per_step.items() if values},
+        "train/lr": stats[-1].lr,
+        "train/tokens": float(tokens),
+        "train/skipped_steps": float(len(stats) - len(taken)),
+        "train/masked_sequences": float(sum(s.masked_sequences for s in stats)),
+    }
+
+
+def _provenance(load: LoadSpec, seed: int) -> Provenance:
+    match load.kind:
+        case "random":
+            return Provenance.random(seed)
+        case "huggingface":
+            return Provenance.huggingface(str(load.path))
+        case _:
+            return Provenance.checkpoint(str(load.path), load.iteration)
