@@ -9,9 +9,11 @@ os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
 for name in (
     "torch.distributed",
+    "megatron.core.dist_checkpointing",
     "megatron.core.distributed",
     "megatron.core.models.gpt.gpt_layer_specs",
     "megatron.core.optimizer",
     "megatron.core.pipeline_parallel",
+    "transformers.models.auto.modeling_auto",
 ):
     importlib.import_module(name)
