@@ -283,7 +283,9 @@ def steps_that_are_skipped(place: Place, setting: Setting) -> dict[str, tuple[St
             before = parameters(model)
             step = one_step(model, optimizer, shares[place.rank], totals, WITH_KL)
             changed = any(not torch.equal(a[3], b[3]) for a, b in zip(before, step.parameters, strict=True))
-            changed |= optimizer.num_steps != 0 or any(bool(s) for s in optimizer.megatron.optimizer.state.values())
+            changed |= optimizer.num_steps != 0
+            moments = optimizer.megatron.optimizer.state.values()
+            changed |= any(bool(moment.any()) for state in moments for moment in state.values())
             after = one_step(model, optimizer, [TARGETS[:5], TARGETS[5:]][place.rank], TOTALS, WITH_KL)
             results[name] = (step, changed, after.stats.grad_norm)
         return results

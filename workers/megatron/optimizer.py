@@ -65,6 +65,11 @@ class TrainOptimizer:
         """Optimizer steps taken; what the schedule counts. Skipped steps do not count."""
         return int(self._scheduler.num_steps)
 
+    @property
+    def masters(self) -> str:
+        """Which of Megatron's optimizers keeps the masters; saved state loads into the same kind only."""
+        return ", ".join(type(part).__name__ for part in self.megatron.chained_optimizers)
+
     def zero_grad(self) -> None:
         self._model.zero_grad_buffer()
         self.megatron.zero_grad()
@@ -152,6 +157,9 @@ def build_optimizer(
     model.config.finalize_model_grads_func = _finalize_grads
     model.config.no_sync_func = ddp.no_sync if config.overlap_param_gather else None
     optimizer = get_megatron_optimizer(config, [ddp])
+    for part in optimizer.chained_optimizers:
+        # Now rather than at the first step, so that a checkpoint from before it is like any other.
+        part.init_state_fn(part.optimizer, config)
     return ddp, TrainOptimizer(ddp, optimizer, _schedule(optimizer, train, total_steps), train.clip_grad)
 
 

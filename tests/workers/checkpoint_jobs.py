@@ -1,0 +1,136 @@
+"""What the ranks of the checkpoint tests do."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+import torch
+
+from state.gang import ActorPermit, Quorum, mint_permit
+from state.slots import Slot, WeightId
+from tests.workers.gang_processes import Place
+from tests.workers.train_jobs import (
+    Setting,
+    Shards,
+    gang,
+    make_samples,
+    make_trainee,
+    one_step,
+    parameters,
+    totals_of,
+    with_targets,
+)
+from workers.config import AlgorithmConfig
+from workers.megatron import checkpoint
+from workers.megatron.parallel import coordinates
+
+SAMPLES = make_samples()
+TARGETS = with_targets(SAMPLES)
+ALGORITHM = AlgorithmConfig(use_kl_loss=True, kl_loss_coef=0.1)
+
+
+def permit_to(purpose: str) -> ActorPermit:
+    quorum = Quorum("p", "run", "actor", Slot.ACTOR, WeightId(0, 2), "", (), (), (), {})
+    return mint_permit(quorum, purpose)  # type: ignore[arg-type]
+
+
+def train(model: object, optimizer: object, dp: int, steps: int, first: int = 0) -> list[float]:
+    """Learning rates of `steps` steps. Each step has data of its own, split evenly over data-parallel ranks."""
+    lrs = []
+    for step in range(first, first + steps):
+        samples = with_targets(SAMPLES, seed=step)
+        mine = samples[coordinates().dp :: dp]
+        result = one_step(model, optimizer, mine, totals_of(SAMPLES), ALGORITHM)  # type: ignore[arg-type]
+        assert result.mismatches == []
+        lrs.append(result.stats.lr)
+    return lrs
+
+
+def draws() -> list[float]:
+    return [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
+
+
+def train_and_save(
+    place: Place, setting: Setting, path: Path, steps: int
+) -> tuple[list[float], Shards, list[float], float]:
+    """Train, save, and train one step more. Learning rates; weights after the last step; random numbers after the save;
+    seconds of the save."""
+    with gang(place, setting) as layout:
+        model, optimizer = make_trainee(layout, setting)
+        lrs = train(model, optimizer, layout.dp, steps)
+        for _ in range(place.rank + 1):
+            draws()
+        began = time.perf_counter()
+        checkpoint.save_state(path, model, optimizer, permit=permit_to("save"))
+        took = time.perf_counter() - began
+        numbers = draws()
+        lrs += train(model, optimizer, layout.dp, 1, first=steps)
+        return lrs, parameters(model), numbers, took
+
+
+def load_and_train(
+    place: Place, setting: Setting, path: Path, steps: int, load_rng: bool = True
+) -> tuple[list[float], Shards, list[float], bool, Shards]:
+    """Load into other weights and take the next step. Also the weights as loaded."""
+    with gang(place, setting) as layout:
+        model, optimizer = make_trainee(layout, setting, seed=99)
+        train(model, optimizer, layout.dp, 1, first=50)
+        restored = checkpoint.load_state(path, model, optimizer, load_rng=load_rng)
+        assert optimizer.master_mismatches() == []
+        numbers, loaded = draws(), parameters(model)
+        lrs = train(model, optimizer, layout.dp, 1, first=steps)
+        return lrs, parameters(model), numbers, restored, loaded
+
+
+def cold_start(place: Place, setting: Setting, path: Path, steps: int) -> Shards:
+    """Load weights alone and take the next step."""
+    with gang(place, setting) as layout:
+        model, optimizer = make_trainee(layout, setting, seed=99)
+        checkpoint.load_weights(path, model)
+        optimizer.reload_masters()
+        assert optimizer.master_mismatches() == []
+        train(model, optimizer, layout.dp, 1, first=steps)
+        return parameters(model)
+
+
+def save_weights(place: Place, setting: Setting, path: Path) -> Shards:
+    with gang(place, setting) as layout:
+        model, _ = make_trainee(layout, setting)
+        checkpoint.save_weights(path, model)
+        return parameters(model)
+
+
+def load_weights(place: Place, setting: Setting, path: Path) -> Shards:
+    with gang(place, setting) as layout:
+        model, _ = make_trainee(layout, setting, seed=99)
+        checkpoint.load_weights(path, model)
+        return parameters(model)
+
+
+def errors_of_loading(place: Place, setting: Setting, paths: Sequence[Path]) -> list[str]:
+    """What loading the whole state from each path says."""
+    with gang(place, setting) as layout:
+        model, optimizer = make_trainee(layout, setting)
+        messages = []
+        for path in paths:
+            try:
+                checkpoint.load_state(path, model, optimizer)
+                messages.append("")
+            except Exception as error:
+                messages.append(f"{type(error).__name__}: {error}")
+        return messages
+
+
+def save_with(place: Place, setting: Setting, path: Path, purpose: str) -> None:
+    with gang(place, setting) as layout:
+        model, optimizer = make_trainee(layout, setting)
+        checkpoint.save_state(path, model, optimizer, permit=permit_to(purpose))
+
+
+def in_dtype(setting: Setting, dtype: str) -> Setting:
+    return replace(setting, model=setting.model.model_copy(update={"dtype": dtype}))
