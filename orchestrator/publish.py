@@ -133,12 +133,10 @@ class Publisher:
     def _abandon(self, quorum: Quorum, engines: tuple[str, ...], reason: str) -> None:
         """Whatever ended the publish is the error to report; what fails in addition here must not hide it."""
         self._record(quorum, "aborted", dict.fromkeys(engines, f"torn: {reason}"), reason=reason)
-        for give_up in (
-            lambda: self.engines.abort(quorum.publish_id, engines, reason),
-            lambda: self.gang.end_publish(reason),
-        ):
-            with suppress(WorkerFailed, InvariantViolation):
-                give_up()
+        with suppress(WorkerFailed, InvariantViolation):
+            self.engines.abort(quorum.publish_id, engines, reason)
+        with suppress(WorkerFailed, InvariantViolation):
+            self.gang.end_publish(reason)
 
     def _record(self, quorum: Quorum, outcome: str, engines: Mapping[str, str], **more: Any) -> None:
         self.journal.append(

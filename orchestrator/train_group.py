@@ -13,8 +13,8 @@ from orchestrator.waiting import gather, wait_for
 from state.gang import Attestation, Quorum, agree
 from state.slots import SlotView
 from workers.config import TrainConfig
+from workers.megatron.actor import MegatronWorker
 from workers.megatron.spec import WorkerSpec
-from workers.megatron.worker import MegatronWorker
 from workers.weights.rendezvous import Endpoint
 from workers.weights.send_plan import SendPlan
 
@@ -102,6 +102,7 @@ def _create(spec: WorkerSpec, placement: Placement) -> Any:
     rank = spec.worker.rank
     return MegatronWorker.options(  # type: ignore[attr-defined]
         name=str(spec.worker),
+        namespace=spec.worker.run,
         num_cpus=spec.train.cpus_per_worker,
         num_gpus=spec.train.gpus_per_worker,
         scheduling_strategy=PlacementGroupSchedulingStrategy(placement.group, placement.worker_bundle(rank)),

@@ -1,4 +1,4 @@
-"""The training worker: one rank of the gang, as a Ray actor.
+"""The training worker: what one rank of the gang does. `actor.py` makes a Ray actor of it.
 
 It wires a Megatron model, its optimizer and a slot machine, and does what the driver asks, one call at a time. What
 may happen to the weights is the machine's to say: every use of them here is inside one of its scopes.
@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-import ray
 from megatron.core import parallel_state
 from torch.distributed import Store
 
@@ -27,6 +26,7 @@ from state.store import SlotStore
 from workers.algorithms.aggregate import StepTotals
 from workers.batch import Sample, StepShard, TrainShard
 from workers.megatron import checkpoint, hf_io, random_init
+from workers.megatron.convert import HUGGINGFACE
 from workers.megatron.cpu import Device, redirect
 from workers.megatron.experience import Scored, assemble, logprob_difference, placeholders
 from workers.megatron.forward import Scores, score, train_step
@@ -48,10 +48,11 @@ class EndedByDriver(Exception):
 
 
 class MegatronRank:
-    """What one rank does. Not an actor itself, so that it runs anywhere; `MegatronWorker` is."""
+    """One rank. Its methods are called one at a time, on one thread, except `view`."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: WorkerSpec, host: str) -> None:
+        """`host`: an address of this node that the other ranks and the engines reach."""
+        self._spec, self._host = spec, host
         self._device: Device = "cuda" if spec.train.gpus_per_worker else "cpu"
         self._journal = Journal(
             Path(spec.run_dir) / "journal" / f"{spec.worker.role}-{spec.worker.rank}.jsonl",
@@ -71,10 +72,6 @@ class MegatronRank:
         self._store, port = listen(self._host, self._spec.train.timeout_s)
         return Endpoint(self._spec.worker.rank, self._host, port, "gang")
 
-    @property
-    def _host(self) -> str:
-        return self._spec.host or str(ray.util.get_node_ip_address())
-
     def init(self, meeting: Endpoint) -> SlotView:
         """Join the gang, build model and optimizer, fill every slot; ends with the primary resident and verified."""
         spec = self._spec
@@ -91,7 +88,6 @@ class MegatronRank:
             gpt = build(hf_config, layout, spec.model, spec.train.megatron, seed=None)
             self._model, self._optimizer = build_optimizer(gpt, spec.train, spec.total_steps)
             self._weights = GptWeights(gpt)
-            self._initializer_range = hf_config.initializer_range
             self._sender = DistributedSender(
                 spec.worker.rank, host=self._host, device=self._device, timeout_s=spec.weights.timeout_s
             )
@@ -125,8 +121,9 @@ class MegatronRank:
         load, primary = slot.load, slot is self._spec.slots[0]
         match load.kind:
             case "random":
-                random_init.fill(self._weights, self._spec.seed, self._initializer_range)
+                random_init.fill(self._weights, self._spec.seed, self._weights.hf_config.initializer_range)
             case "huggingface":
+                assert load.path is not None
                 hf_io.load_huggingface(self._weights, load.path)
             case "native" | "release":
                 path = checkpoint.directory(load)
@@ -241,27 +238,20 @@ class MegatronRank:
         """Write this rank's part of a checkpoint to `path`."""
         with redirect(self._device), self._slots.saving(quorum) as permit:
             checkpoint.save_state(Path(path), self._model, self._optimizer, permit=permit)
+            if self._spec.worker.rank == 0:
+                model = self._spec.model
+                describe = Path(path) / HUGGINGFACE
+                files_from = model.tokenizer or model.hf_checkpoint
+                hf_io.describe(self._weights.hf_config, model.dtype, describe, files_from=files_from)
 
     # ---- looking ---------------------------------------------------------------------------------------------
 
     def view(self) -> SlotView:
-        """What is live here; answered while the rank works."""
+        """What is live here. From any thread, whatever the rank is doing."""
         if self._machine is not None:
             return self._machine.view()
         gang = self._spec.gang
         return SlotView(self._spec.worker, gang.world_size, gang.incarnation, "cold", 0, "created", time.time())
-
-
-@ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"inspect": 1})
-class MegatronWorker(MegatronRank):
-    """The rank as an actor: `view` is answered on a thread of its own, everything else in order on another."""
-
-    def __repr__(self) -> str:
-        return f"MegatronWorker({self._spec.worker})"
-
-    @ray.method(concurrency_group="inspect")
-    def view(self) -> SlotView:
-        return super().view()
 
 
 def summary(stats: list[StepStats]) -> dict[str, float]:

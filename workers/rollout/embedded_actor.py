@@ -1,4 +1,7 @@
-"""The embedded engine as a Ray actor: the same verbs, on threads that let it be asked while it works."""
+"""The embedded engine as a Ray actor: the same verbs, on threads that let it be asked while it works.
+
+Whoever starts engines imports this file, and no model code: that is loaded where the engine lives.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,7 @@ import ray
 
 from state.slots import WeightId
 from workers.config import ModelConfig, SamplingConfig
-from workers.rollout.embedded import EmbeddedEngine
 from workers.rollout.protocol import EngineView, GenerateRequest, GenerateResult, Proof
-from workers.weights.distributed import DistributedReceiver
 from workers.weights.manifest import Manifest
 from workers.weights.process_group import Device
 from workers.weights.rendezvous import Rendezvous
@@ -36,6 +37,9 @@ class EmbeddedEngineActor:
         tokenizer: str | None,
         transfer_timeout_s: float,
     ) -> None:
+        from workers.rollout.embedded import EmbeddedEngine
+        from workers.weights.distributed import DistributedReceiver
+
         self._engine_id = engine_id
         self._engine = EmbeddedEngine(
             engine_id,

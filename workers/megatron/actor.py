@@ -1,0 +1,69 @@
+"""The training worker as a Ray actor.
+
+The driver imports this file, and neither Megatron nor a model: those are loaded where the rank lives.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import ray
+
+from state.gang import Attestation, Quorum
+from state.slots import SlotView
+from workers.batch import TrainShard
+from workers.megatron.spec import WorkerSpec
+from workers.weights.rendezvous import Endpoint
+from workers.weights.send_plan import SendPlan
+
+if TYPE_CHECKING:
+    from workers.megatron.worker import MegatronRank
+
+
+@ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"inspect": 1})
+class MegatronWorker:
+    """See `MegatronRank`. `view` answers on a thread of its own; everything else in order on another.
+
+    It never restarts by itself: a new process would hold none of the slots.
+    """
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        from workers.megatron.worker import MegatronRank
+
+        self._worker = spec.worker
+        self._rank: MegatronRank = MegatronRank(spec, spec.host or ray.util.get_node_ip_address())
+
+    def __repr__(self) -> str:
+        """Ray reads this once, after `__init__`: identity, never state."""
+        return f"MegatronWorker({self._worker})"
+
+    def open_meeting(self) -> Endpoint:
+        return self._rank.open_meeting()
+
+    def init(self, meeting: Endpoint) -> SlotView:
+        return self._rank.init(meeting)
+
+    def attest(self) -> Attestation:
+        return self._rank.attest()
+
+    def train(self, shard: TrainShard) -> dict[str, float] | None:
+        return self._rank.train(shard)
+
+    def begin_publish(self, quorum: Quorum) -> None:
+        self._rank.begin_publish(quorum)
+
+    def open_endpoint(self, plan: SendPlan, engines: tuple[str, ...]) -> Endpoint:
+        return self._rank.open_endpoint(plan, engines)
+
+    def send(self, plan: SendPlan) -> int:
+        return self._rank.send(plan)
+
+    def end_publish(self, failure: str | None) -> None:
+        self._rank.end_publish(failure)
+
+    def save(self, quorum: Quorum, path: str) -> None:
+        self._rank.save(quorum, path)
+
+    @ray.method(concurrency_group="inspect")
+    def view(self) -> SlotView:
+        return self._rank.view()
