@@ -22,7 +22,7 @@ class Rollout:
     rollout_id: int
     samples: tuple[Sample, ...]
     cursor_after: Mapping[str, Any]
-    stats: Mapping[str, float] = field(default_factory=dict)
+    stats: Mapping[str, Any] = field(default_factory=dict)
 
 
 class RolloutBuffer:

@@ -29,7 +29,7 @@ class RolloutRefs:
 
     rollout_id: int
     shards: tuple[Any, ...]
-    stats: Mapping[str, float]
+    stats: Mapping[str, Any]
 
 
 class RolloutDesk:

@@ -136,7 +136,7 @@ class RolloutPipeline:
 
     async def _do(
         self, task: Task, prompts: Sequence[Prompt], weights: WeightId
-    ) -> tuple[list[Sample], dict[str, float]]:
+    ) -> tuple[list[Sample], dict[str, Any]]:
         """Samples in the order of the prompts, with their rewards; and statistics."""
         started = time.monotonic()
         seed_of = (self._config.run.seed, task.purpose)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from orchestrator.rewards.scoring import Judged
 from workers.batch import Sample
 
 
-def rollout_stats(samples: Sequence[Sample], judged: Sequence[Judged]) -> dict[str, float]:
-    """`reward/*` over the samples that have a reward, `rollout/*` over all samples."""
+def rollout_stats(samples: Sequence[Sample], judged: Sequence[Judged]) -> dict[str, Any]:
+    """`reward/*` over the samples that have a reward, `rollout/*` over all samples. All are numbers, except for
+    `reward/first_error`, which says in words what went wrong first."""
     rewards = [sample.reward for sample in samples if sample.reward is not None]
-    stats: dict[str, float] = {
+    stats: dict[str, Any] = {
         "rollout/samples": len(samples),
         "rollout/aborted": sum(sample.finish_reason == "abort" for sample in samples),
         "reward/errors": sum(one.error is not None for one in judged),
         "reward/timeouts": sum(one.timed_out for one in judged),
     }
+    errors = [one.error for one in judged if one.error is not None]
+    if errors:
+        stats["reward/first_error"] = errors[0].strip().splitlines()[-1]
     if samples:
         stats["reward/none_ratio"] = 1 - len(rewards) / len(samples)
         stats["rollout/response_len_mean"] = statistics.fmean(len(sample.response_ids) for sample in samples)

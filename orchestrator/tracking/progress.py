@@ -18,6 +18,9 @@ SHOWN = {
     "train/grad_norm": "grad",
     "weights/version": "version",
     "perf/step_s": "s",
+    "eval/reward/mean": "eval reward",
+    "reward/first_error": "reward failed:",
+    "eval/error": "eval failed:",
 }
 """Metrics on the line, and what they are called there; one that was not measured is not shown."""
 

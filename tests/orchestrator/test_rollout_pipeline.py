@@ -83,7 +83,7 @@ def pipeline(engines: StandInEngines, shown: Shown | None = None, **sections: An
     return RolloutPipeline(configuration(**sections), TOKENIZER, engines, shown or Shown())
 
 
-def generate(engines: StandInEngines, **sections: Any) -> tuple[tuple[Sample, ...], Mapping[str, float]]:
+def generate(engines: StandInEngines, **sections: Any) -> tuple[tuple[Sample, ...], Mapping[str, Any]]:
     rollout = asyncio.run(pipeline(engines, **sections).generate(3, WEIGHTS))
     return rollout.samples, rollout.stats
 
@@ -164,6 +164,7 @@ def test_a_reward_that_always_fails_is_counted_told_and_costs_no_run(
     assert stats["reward/errors"] == 12
     assert stats["reward/none_ratio"] == 1
     assert "reward/mean" not in stats
+    assert stats["reward/first_error"] == "RuntimeError: no verdict today"
     assert "no verdict today" in caplog.text
 
 

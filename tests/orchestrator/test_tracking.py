@@ -143,6 +143,11 @@ def test_the_progress_line_shows_what_was_measured() -> None:
     assert text == "rollout  3/40  reward 0.4123  version 0.3"
 
 
+def test_the_progress_line_says_what_failed() -> None:
+    text = line(0, 1, {"reward/first_error": "RuntimeError: no verdict", "eval/error": "NoEngineServes: none"})
+    assert text == "rollout 1/1  reward failed: RuntimeError: no verdict  eval failed: NoEngineServes: none"
+
+
 def test_progress_is_plain_lines_where_there_is_no_terminal() -> None:
     out = io.StringIO()
     tracker = ProgressTracker(2, 0, Console(file=out, width=40))
