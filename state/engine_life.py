@@ -70,6 +70,19 @@ _TRANSITIONS: list[dict[str, Any]] = [
 ]
 
 
+def _sources(way: dict[str, Any]) -> list[str]:
+    source = way["source"]
+    return [source] if isinstance(source, str) else source
+
+
+def next_phase(phase: str, trigger: str) -> str | None:
+    """Where `trigger` leads from `phase`, or None if it may not happen there. Pure: journals are audited with it."""
+    for way in _TRANSITIONS:
+        if way["trigger"] == trigger and phase in _sources(way):
+            return str(way["dest"])
+    return None
+
+
 class EngineLife:
     """One engine's machine. `record` is called with each transition after it happened."""
 

@@ -94,6 +94,15 @@ def test_an_actor_that_ready_did_not_verify_neither_leaves_nor_trains(tmp_path: 
         train(worker, 0)
 
 
+def test_an_actor_loaded_again_must_be_verified_again(tmp_path: Path) -> None:
+    worker = ready_worker(tmp_path)
+    worker.load(Slot.ACTOR, 4)
+    with pytest.raises(SlotViolation, match=r"ready\(\) has not verified"):
+        train(worker, 0)
+    worker.machine.ready()
+    train(worker, 0)
+
+
 def test_ready_sees_bytes_that_are_not_those_loaded(tmp_path: Path) -> None:
     worker = cold_worker(tmp_path)
     worker.load(Slot.ACTOR, 1)
@@ -565,6 +574,20 @@ def test_nothing_moves_while_bytes_leave(tmp_path: Path) -> None:
         with pytest.raises(SlotViolation):
             worker.load(Slot.REF, 2)
         permit.require("publish")
+
+
+def test_an_attestation_is_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = ready_worker(tmp_path)
+    real = worker.store.digest
+
+    def digest_while_another_thread_moves() -> object:
+        monkeypatch.undo()
+        worker.machine.ready()
+        return real()
+
+    monkeypatch.setattr(worker.store, "digest", digest_while_another_thread_moves)
+    with pytest.raises(SlotViolation, match="a transition came in between"):
+        worker.machine.attest()
 
 
 def test_one_of_two_ranks_is_on_the_reference(tmp_path: Path) -> None:

@@ -176,6 +176,7 @@ class Mixed:
 
 
 def test_dtypes_may_share_a_storage() -> None:
+    """A copy taken of the home is pointed at, so that every dtype must find its own bytes in it."""
     mixed = Mixed()
     store = SlotStore(mixed, {Slot.ACTOR: Tier.COPY, Slot.REF: Tier.DEVICE})  # type: ignore[arg-type]
     for key, value in ((ACTOR, 1), (REF, 2)):
@@ -187,3 +188,7 @@ def test_dtypes_may_share_a_storage() -> None:
     assert (mixed.half.tolist(), mixed.full.tolist()) == ([1, 1], [1, 1, 1, 1])
     store.bring(REF, ACTOR)
     assert (mixed.half.tolist(), mixed.full.tolist()) == ([2, 2], [2, 2, 2, 2])
+    store.bring(ACTOR, ACTOR)
+    store.snapshot(ACTOR, REF)
+    store.bring(REF, ACTOR)
+    assert (mixed.half.tolist(), mixed.full.tolist()) == ([1, 1], [1, 1, 1, 1])

@@ -1,0 +1,157 @@
+"""Replays the driver's journal: starts of the gang, and what the driver believes was trained, published and saved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from state.findings import Entry, JournalFile, Notes
+from state.slots import Slot, WeightId
+
+PUBLISHED = ("committed", "aborted")
+
+
+@dataclass(slots=True)
+class Start:
+    """One incarnation as the driver saw it. `ended` is `done`, `failed`, or None: the driver was killed."""
+
+    incarnation: int
+    world_size: int | None = None
+    role: str = "actor"
+    ended: str | None = None
+    publishes: dict[str, Entry] = field(default_factory=dict)
+    saves: dict[str, Entry] = field(default_factory=dict)
+    trained: dict[int, Entry] = field(default_factory=dict)
+
+    @property
+    def cut_short(self) -> bool:
+        return self.ended != "done"
+
+
+@dataclass(slots=True)
+class DriverHistory:
+    journal: str
+    torn: bool
+    starts: dict[int, Start] = field(default_factory=dict)
+
+    def published(self) -> WeightId | None:
+        """The weights of the last committed publish."""
+        committed = [p for s in self.starts.values() for p in s.publishes.values() if p["outcome"] == "committed"]
+        return weights(committed[-1]) if committed else None
+
+
+def weights(entry: Entry) -> WeightId:
+    return WeightId(entry["incarnation"], entry["version"])
+
+
+def replay_driver(file: JournalFile, notes: Notes) -> DriverHistory:
+    history = DriverHistory(file.name, file.torn)
+    replay = _Replay(history, notes)
+    for entry in file.entries:
+        try:
+            replay.take(entry)
+        except (KeyError, TypeError, ValueError) as error:
+            notes.wrong(file.name, entry["seq"], "I12", f"not an entry of the driver: {type(error).__name__} {error}")
+    for start in history.starts.values():
+        if start.ended is None:
+            notes.event(file.name, None, f"incarnation {start.incarnation} was cut short: the driver was killed")
+    return history
+
+
+class _Replay:
+    def __init__(self, history: DriverHistory, notes: Notes) -> None:
+        self._history, self._notes = history, notes
+        self._start: Start | None = None
+        self._ids: set[str] = set()
+        self._digests: dict[WeightId, str] = {}
+        self._newest: WeightId | None = None
+        self._seq = 0
+
+    def take(self, entry: Entry) -> None:
+        self._seq = entry["seq"]
+        match entry["kind"]:
+            case "driver_started":
+                self._begin(entry["incarnation"])
+            case "gang_started":
+                if self._start is None or self._start.incarnation != entry["incarnation"]:
+                    self._begin(entry["incarnation"])
+                start = self._under_way()
+                start.world_size, start.role = entry["world_size"], entry["role"]
+            case "publish":
+                self._publish(entry)
+            case "save":
+                self._save(entry)
+            case "trained":
+                self._trained(entry)
+            case "run_ended":
+                self._under_way().ended = entry["outcome"]
+                if entry["outcome"] != "done":
+                    self._notes.event(self._history.journal, self._seq, f"the run ended: {entry.get('reason', '')}")
+            case "recovered":
+                self._notes.event(self._history.journal, self._seq, "a torn line before this entry was cut off")
+
+    def _wrong(self, invariant: str, what: str) -> None:
+        self._notes.wrong(self._history.journal, self._seq, invariant, what)
+
+    def _begin(self, incarnation: int) -> None:
+        if self._history.starts and incarnation <= max(self._history.starts):
+            self._wrong("I7", f"incarnation {incarnation} begins after incarnation {max(self._history.starts)}")
+        self._start = self._history.starts[incarnation] = Start(incarnation)
+
+    def _under_way(self) -> Start:
+        if self._start is None:
+            raise ValueError("no incarnation had begun")
+        return self._start
+
+    def _publish(self, entry: Entry) -> None:
+        start, publish_id, outcome = self._under_way(), entry["publish_id"], entry["outcome"]
+        self._must_be_new(publish_id)
+        start.publishes[publish_id] = entry
+        if outcome != "committed":
+            self._notes.event(
+                self._history.journal, self._seq, f"{publish_id} was {outcome}: {entry.get('reason', '')}"
+            )
+        if "digest" not in entry:  # refused before there was a quorum
+            return
+        self._about_gang(start, entry, len(entry["summaries"]))
+        if entry["slot"] != Slot.ACTOR:
+            self._wrong("I2", f"{publish_id} published {entry['slot']}")
+        if outcome != "committed":
+            return
+        if self._newest is not None and weights(entry) < self._newest:
+            self._wrong("I7", f"{publish_id} published {weights(entry)} after {self._newest}")
+        self._newest = weights(entry)
+
+    def _save(self, entry: Entry) -> None:
+        start = self._under_way()
+        self._must_be_new(entry["publish_id"])
+        start.saves[entry["publish_id"]] = entry
+        self._about_gang(start, entry, len(entry["summaries"]))
+        if entry["version"] != entry["iteration"] + 1:
+            self._wrong("I11", f"iteration {entry['iteration']} was saved with weights of version {entry['version']}")
+
+    def _trained(self, entry: Entry) -> None:
+        start, rollout_id = self._under_way(), entry["rollout_id"]
+        if entry["version"] != rollout_id + 1:
+            self._wrong("I7", f"rollout {rollout_id} was trained to version {entry['version']}, not {rollout_id + 1}")
+        if start.trained and rollout_id <= max(start.trained):
+            self._wrong("I7", f"rollout {rollout_id} was trained after rollout {max(start.trained)}")
+        start.trained[rollout_id] = entry
+
+    def _must_be_new(self, publish_id: str) -> None:
+        if publish_id in self._ids:
+            self._wrong("I2", f"quorum {publish_id} was used twice")
+        self._ids.add(publish_id)
+
+    def _about_gang(self, start: Start, entry: Entry, ranks: int) -> None:
+        publish_id = entry["publish_id"]
+        if entry["incarnation"] != start.incarnation:
+            self._wrong("I7", f"{publish_id} is of incarnation {entry['incarnation']} during {start.incarnation}")
+        if start.world_size is None:
+            self._wrong("I1", f"{publish_id} came before the gang had started")
+        elif not ranks == len(entry["transitions"]) == start.world_size:
+            self._wrong("I2", f"{publish_id} was agreed by {ranks} ranks of a gang of {start.world_size}")
+        known = self._digests.setdefault(weights(entry), entry["digest"])
+        if known != entry["digest"]:
+            self._wrong(
+                "I2", f"{publish_id} names {weights(entry)} with digest {entry['digest']}; before it was {known}"
+            )

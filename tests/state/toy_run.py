@@ -1,0 +1,166 @@
+"""A whole run without Ray: real slot machines of two ranks, real engine lives, and a driver loop that journals what
+the real one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from state.engine_life import EngineLife, EngineTransition
+from state.gang import Quorum, agree
+from state.journal import Journal
+from state.slots import Slot, WeightId
+from tests.state.toy import ToyWorker, cold_worker
+
+WORLD = 2
+ENGINES = ("engine-0", "engine-1")
+
+
+@dataclass
+class ToyRun:
+    """One incarnation. `torn` names engines that turn out not to hold what was published."""
+
+    directory: Path
+    incarnation: int = 1
+    start: int = 0
+    torn: tuple[str, ...] = ()
+    workers: list[ToyWorker] = field(default_factory=list)
+    engines: dict[str, EngineLife] = field(default_factory=dict)
+    publishes: int = 0
+
+    def begin(self) -> None:
+        self.driver = Journal(self.directory / "journal" / "driver.jsonl", "driver")
+        self.fleet = Journal(self.directory / "journal" / "fleet.jsonl", "fleet")
+        self.driver.append("driver_started", incarnation=self.incarnation, pid=1)
+        self.engines = {name: EngineLife(name, self._record) for name in ENGINES}
+        for life in self.engines.values():
+            life.started()
+        for rank in range(WORLD):
+            self.workers.append(cold_worker(self.directory, rank=rank, world_size=WORLD, incarnation=self.incarnation))
+        for worker in self.workers:
+            worker.load(Slot.ACTOR, 1 + self.start, version=self.start)
+            worker.load(Slot.REF, 20)
+            worker.machine.ready()
+        self.driver.append(
+            "gang_started",
+            role="actor",
+            incarnation=self.incarnation,
+            world_size=WORLD,
+            config_hash="c0ffee",
+            resume={"source": "fresh"},
+        )
+
+    def rollouts(self, end: int, save_after: tuple[int, ...] = ()) -> None:
+        self.publish()
+        for rollout_id in range(self.start, end):
+            self.train(rollout_id)
+            if rollout_id in save_after:
+                self.save(rollout_id)
+            self.publish()
+
+    def finish(self, outcome: str = "done") -> None:
+        self.driver.append("run_ended", incarnation=self.incarnation, outcome=outcome)
+        for life in self.engines.values():
+            life.die("shut down")
+
+    def train(self, rollout_id: int) -> None:
+        for worker in self.workers:
+            with worker.machine.borrow(Slot.REF):
+                pass
+            with worker.machine.step(rollout_id) as scope:
+                scope.before_write()
+                worker.masters.step(1)
+        self.driver.append("trained", incarnation=self.incarnation, rollout_id=rollout_id, version=rollout_id + 1)
+
+    def agree(self, publish_id: str) -> Quorum:
+        return agree([worker.machine.attest() for worker in self.workers], publish_id)
+
+    def publish(self, fail: Callable[[], None] | None = None) -> None:
+        self.publishes += 1
+        quorum = self.agree(f"publish-{self.incarnation}-{self.publishes}")
+        scopes = [ExitStack() for _ in self.workers]
+        for worker, scope in zip(self.workers, scopes, strict=True):
+            scope.enter_context(worker.machine.publishing(quorum))
+        for life in self.engines.values():
+            life.begin_update(quorum.publish_id, quorum.weights)
+        if fail is not None:
+            self._record_publish(quorum, "aborted", dict.fromkeys(ENGINES, "torn: Lost"), reason="Lost")
+            for life in self.engines.values():
+                life.abort("Lost")
+        else:
+            self._conclude(quorum)
+        for scope in scopes:
+            scope.close()
+        if fail is None:
+            verdict = {e: "torn: norm.weight differs" if e in self.torn else "committed" for e in ENGINES}
+            self._record_publish(quorum, "committed", verdict)
+
+    def save(self, rollout_id: int) -> None:
+        quorum = self.agree(f"save-{self.incarnation}-{rollout_id}")
+        for worker in self.workers:
+            with worker.machine.saving(quorum) as permit:
+                permit.require("save")
+        self.driver.append(
+            "save",
+            publish_id=quorum.publish_id,
+            iteration=rollout_id,
+            incarnation=self.incarnation,
+            version=quorum.weights.version,
+            digest=quorum.digest,
+            transitions=quorum.transitions,
+            summaries=quorum.summaries,
+            path=f"checkpoints/iter_{rollout_id:07d}",
+        )
+
+    def _conclude(self, quorum: Quorum) -> None:
+        for name, life in self.engines.items():
+            if name in self.torn:
+                life.abort("1 tensors differ: norm.weight")
+            else:
+                life.commit(quorum.publish_id, quorum.weights)
+
+    def _record_publish(self, quorum: Quorum, outcome: str, engines: dict[str, str], **more: str) -> None:
+        self.driver.append(
+            "publish",
+            publish_id=quorum.publish_id,
+            outcome=outcome,
+            slot=quorum.slot,
+            incarnation=quorum.weights.incarnation,
+            version=quorum.weights.version,
+            digest=quorum.digest,
+            world_size=len(quorum.transitions),
+            transitions=quorum.transitions,
+            summaries=quorum.summaries,
+            engines=engines,
+            **more,
+        )
+
+    def _record(self, step: EngineTransition) -> None:
+        status = step.status
+        weights: WeightId | None = status.weights
+        self.fleet.append(
+            "engine",
+            engine=status.engine_id,
+            transition=status.transition,
+            trigger=step.trigger,
+            before=step.source,
+            state=status.phase,
+            incarnation=weights.incarnation if weights else None,
+            version=weights.version if weights else None,
+            publish_id=status.publish_id,
+            reason=status.reason,
+        )
+
+
+def whole_run(directory: Path) -> None:
+    """Three rollouts with a save after the second; then a second start that resumes from it and trains one more."""
+    first = ToyRun(directory)
+    first.begin()
+    first.rollouts(3, save_after=(1,))
+    first.finish()
+    second = ToyRun(directory, incarnation=2, start=2)
+    second.begin()
+    second.rollouts(3, save_after=(2,))
+    second.finish()
