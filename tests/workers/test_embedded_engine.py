@@ -89,6 +89,12 @@ def engine_with(tensors: dict[str, torch.Tensor], config: dict[str, Any] = QWEN3
     )
 
 
+def received(engine: EmbeddedEngine) -> HandedOver:
+    receiver = engine._receiver
+    assert isinstance(receiver, HandedOver)
+    return receiver
+
+
 def publish(engine: EmbeddedEngine, manifest: Manifest) -> None:
     engine.pause()
     engine.flush()
@@ -225,6 +231,17 @@ def test_noise_is_uniform_over_neighbouring_seeds_positions_and_tokens():
     grid = uniform_noise(torch.arange(20000), 0, 2)
     for a, b in ((grid[:, 0], grid[:, 1]), (grid[:-1, 0], grid[1:, 0])):
         assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1]) < 0.03
+
+
+def test_every_position_of_a_response_is_drawn_anew(model):
+    """All tokens are equally likely to a model of zeros, so that only the noise tells positions apart."""
+    zeros = {name: torch.zeros_like(t) for name, t in tensors_of(model).items()}
+    engine = engine_with(zeros)
+    publish(engine, manifest_of(zeros))
+    results = engine.generate(requests(*[(3,)] * 400), SamplingConfig(max_response_len=2), W)
+    pairs = [r.response_ids for r in results if len(r.response_ids) == 2]
+    same = sum(a == b for a, b in pairs) / len(pairs)
+    assert same < 0.15
 
 
 def test_llama_works_too():
@@ -398,9 +415,7 @@ def test_it_generates_with_exactly_the_expected_weights_only(engine):
 
 def test_a_publish_replaces_the_weights_that_sample(engine):
     after = tensors_of(reference(seed=9))
-    receiver = engine._receiver
-    assert isinstance(receiver, HandedOver)
-    receiver.tensors = after
+    received(engine).tensors = after
     publish(engine, manifest_of(after, "p2", WeightId(1, 4)))
     (result,) = engine.generate(requests((3, 4, 5)), SamplingConfig(), WeightId(1, 4))
     assert result.versions == (WeightId(1, 4),)
@@ -484,8 +499,7 @@ def test_nothing_is_committed_that_was_not_received_whole_and_proven(model, faul
     tensors = tensors_of(model)
     manifest = manifest_of(tensors)
     engine = engine_with(tensors)
-    receiver = engine._receiver
-    assert isinstance(receiver, HandedOver)
+    receiver = received(engine)
     if fault == "flipped":
         flipped = tensors["model.norm.weight"].clone()
         flipped.view(torch.int32)[5] ^= 1
@@ -507,6 +521,65 @@ def test_nothing_is_committed_that_was_not_received_whole_and_proven(model, faul
         engine.generate(requests((3,)), SamplingConfig(), W)
 
 
+def test_a_tensor_that_stayed_away_is_missed_even_where_its_former_bytes_were_right(engine, model):
+    manifest = manifest_of(tensors_of(model), "p2")
+    del received(engine).tensors["model.norm.weight"]
+    engine.pause()
+    engine.begin_update(manifest)
+    engine.receive(plan_of(manifest), NOWHERE)
+    assert mismatches(manifest.tensors, engine.prove().tensors) == ()
+    with pytest.raises(EngineRefused, match=r"\['model\.norm\.weight'\] never arrived"):
+        engine.commit(manifest)
+
+
+def test_a_proof_ends_with_the_next_transfer(engine, model):
+    manifest = manifest_of(tensors_of(model), "p2")
+    engine.pause()
+    engine.begin_update(manifest)
+    engine.receive(plan_of(manifest), NOWHERE)
+    engine.prove()
+    received(engine).tensors["model.norm.weight"] = torch.zeros(32)
+    engine.receive(plan_of(manifest), NOWHERE)
+    with pytest.raises(EngineRefused, match="has not proven since it arrived"):
+        engine.commit(manifest)
+
+
+def test_a_tensor_that_arrives_twice_is_an_error(engine, model):
+    manifest = manifest_of(tensors_of(model), "p2")
+    sent = received(engine).tensors
+
+    class Twice(HandedOver):
+        def receive(self, plan: SendPlan, rendezvous: Rendezvous, sink: Sink) -> int:
+            super().receive(plan, rendezvous, sink)
+            return super().receive(plan, rendezvous, sink)
+
+    engine._receiver = Twice(sent)
+    engine.pause()
+    engine.begin_update(manifest)
+    with pytest.raises(WeightsMismatch, match=r"model\.embed_tokens\.weight arrived twice"):
+        engine.receive(plan_of(manifest), NOWHERE)
+
+
+def test_no_update_begins_while_another_still_arrives(engine, model):
+    manifest, later = manifest_of(tensors_of(model), "p2"), manifest_of(tensors_of(model), "p3")
+    refused: list[str] = []
+
+    def overtake() -> None:
+        engine.abort("the sender died")
+        with pytest.raises(EngineRefused) as error:
+            engine.begin_update(later)
+        refused.append(str(error.value))
+
+    received(engine).midway = overtake
+    engine.pause()
+    engine.begin_update(manifest)
+    engine.receive(plan_of(manifest), NOWHERE)
+    assert "a transfer is under way" in refused[0]
+    assert engine.view().weights is None
+    received(engine).midway = lambda: None
+    publish(engine, later)
+
+
 def test_a_commit_must_be_of_the_manifest_that_began(engine, model):
     manifest = manifest_of(tensors_of(model), "p2")
     engine.pause()
@@ -526,8 +599,7 @@ def test_a_commit_must_be_of_the_manifest_that_began(engine, model):
 def test_what_is_still_arriving_cannot_be_proven(model):
     tensors = tensors_of(model)
     engine = engine_with(tensors)
-    receiver = engine._receiver
-    assert isinstance(receiver, HandedOver)
+    receiver = received(engine)
     refused: list[str] = []
 
     def ask() -> None:
