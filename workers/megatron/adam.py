@@ -34,7 +34,10 @@ class FusedLayoutAdam(torch.optim.AdamW):
         eps: float,
         weight_decay: float,
         adam_w_mode: bool = True,
+        capturable: bool = False,
     ) -> None:
+        if capturable:
+            raise ValueError("FusedLayoutAdam counts its steps on the host, which a CUDA graph cannot capture")
         torch.optim.Optimizer.__init__(
             self, params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "bias_correction": True}
         )

@@ -67,7 +67,8 @@ def evaluate(
     nothing of it can leak.
     """
     device = logprobs.device
-    masks = [torch.tensor(item.sample.loss_mask, dtype=torch.bool, device=device) for item in samples]
+    # Counted on the CPU, where counting makes nobody wait.
+    masks = [torch.tensor(item.sample.loss_mask, dtype=torch.bool) for item in samples]
     mask = _flat(masks, torch.bool, device)
     weights = token_weights(masks, algorithm.loss_aggregation, totals).to(device)
     terms = clipped_policy_terms(

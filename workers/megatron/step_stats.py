@@ -60,10 +60,10 @@ class Partial:
         mask: Tensor,
         masks: Sequence[Tensor],
     ) -> Partial:
-        """`mask`: all `masks` one after the other; entropies and terms are in that order too."""
+        """`mask`: all `masks` (on the CPU) one after the other; entropies and terms are in that order too."""
         counted = mask.double()
         nothing = torch.zeros((), dtype=torch.float64, device=mask.device)
-        with_tokens = sum(mask.any().double() for mask in masks) + nothing
+        with_tokens = sum(bool(one.any()) for one in masks)
         ratio = terms.ratio.double()
         sums = torch.stack(
             [
@@ -74,8 +74,8 @@ class Partial:
                 (ratio * counted).sum(),
                 terms.clipped.double().sum(),
                 counted.sum(),
-                with_tokens,
-                len(masks) - with_tokens,
+                nothing + with_tokens,
+                nothing + (len(masks) - with_tokens),
                 nothing + 1,
             ]
         )
