@@ -85,7 +85,9 @@ class _Replay:
             case "run_ended":
                 self._under_way().ended = entry["outcome"]
                 if entry["outcome"] != "done":
-                    self._notes.event(self._history.journal, self._seq, f"the run ended: {entry.get('reason', '')}")
+                    reason = str(entry.get("reason", "")).splitlines() or ["no reason given"]
+                    words = reason[0] if len(reason) == 1 else f"{reason[0]} {reason[-1]}"
+                    self._notes.event(self._history.journal, self._seq, f"the run ended early: {words}")
             case "recovered":
                 self._notes.event(self._history.journal, self._seq, "a torn line before this entry was cut off")
 

@@ -9,6 +9,9 @@ from state.engine_life import EnginePhase, next_phase
 from state.findings import Entry, JournalFile, Notes
 from state.slots import WeightId
 
+SHUT_DOWN = "shut down"
+"""Why every engine dies at the end of a run: no event."""
+
 
 @dataclass(slots=True)
 class EngineHistory:
@@ -79,7 +82,7 @@ def _take(history: EngineHistory, entry: Entry, notes: Notes) -> None:
         if weights is not None and history.newest is not None and weights < history.newest:
             wrong("I7", f"went back from weights {history.newest} to {weights}")
         history.newest = weights or history.newest
-    if trigger in ("abort", "withdraw", "die") and entry.get("reason"):
+    if trigger in ("abort", "withdraw", "die") and entry["reason"] != SHUT_DOWN:
         notes.event(history.journal, entry["seq"], f"{history.engine}: {trigger}, {entry['reason']}")
     life.append(entry)
 

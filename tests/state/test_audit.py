@@ -261,6 +261,41 @@ def test_a_switch_that_brought_other_bytes_is_found(run_dir: Path) -> None:
     found(run_dir, "switched is about ref@0 with digest ffffffffffffffff; recorded is 0 with digest")
 
 
+def test_a_transition_that_starts_elsewhere_or_is_numbered_otherwise_is_found(run_dir: Path) -> None:
+    edit(run_dir, "actor-0", update(before="resident.ref"), trigger="load", slot="ref")
+    found(run_dir, "load starts in resident.ref, but the last transition ended in resident.actor")
+    edit(run_dir, "actor-1", update(transition=99), trigger="load", slot="ref")
+    found(run_dir, "transition 99 follows transition 2")
+
+
+def test_a_step_of_another_slot_is_found(run_dir: Path) -> None:
+    edit(run_dir, "actor-0", update(slot="ref"), trigger="step", rollout_id=1)
+    found(run_dir, "step is about ref, not about the primary actor")
+
+
+def test_entries_of_another_rank_or_incarnation_are_found(run_dir: Path) -> None:
+    edit(run_dir, "actor-0", update(rank=7), trigger="step", rollout_id=1)
+    found(run_dir, "this entry is of actor/7 in incarnation 1, which this journal is not in")
+    edit(run_dir, "actor-1", update(incarnation=2), trigger="step", rollout_id=1)
+    found(run_dir, "this entry is of actor/1 in incarnation 2")
+
+
+def test_an_incarnation_that_begins_twice_on_a_rank_is_found(run_dir: Path) -> None:
+    edit(run_dir, "actor-0", update(incarnation=1), kind="created", incarnation=2)
+    found(run_dir, "incarnation 1 begins after incarnation 1")
+
+
+def test_a_snapshot_of_anything_but_the_resident_actor_is_found(run_dir: Path) -> None:
+    lines = entries(run_dir, "actor-0")
+    switched = find(lines, trigger="switched", slot="ref")
+    snapshot = {k: switched[k] for k in ("source", "run", "role", "rank", "world_size", "incarnation", "digest")}
+    snapshot |= {"kind": "snapshot", "slot": "old_actor", "version": 0}
+    at = lines.index(switched) + 1
+    write(run_dir, "actor-0", [*lines[:at], snapshot, *lines[at:]])
+    found(run_dir, "a snapshot was taken in state resident.ref")
+    found(run_dir, "a snapshot is about actor@0 with digest")
+
+
 @pytest.mark.parametrize("trigger", ["step", "sleep", "publish", "save"])
 def test_a_trigger_that_is_not_in_the_table_is_found(run_dir: Path, trigger: str) -> None:
     edit(run_dir, "actor-0", update(trigger=trigger), trigger="switched", slot="ref", transition=11)
@@ -420,3 +455,110 @@ def test_a_view_of_a_snapshot_and_of_a_sleeper(tmp_path: Path) -> None:
     keys = ("state", "slot", "version", "digest", "provenance", "tier", "detail")
     assert [[row[k] for k in keys] for row in rows] == [[row[k] for k in keys] for row in live]
     assert rows[0]["provenance"] == "snapshot of actor@2"
+
+
+# ---- every other contradiction ---------------------------------------------------------------------------------
+
+ONE_FIELD: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "ref came in where teacher was on its way": ("actor-0", {"slot": "teacher"}, {"trigger": "switch", "slot": "ref"}),
+    "commit of rollout 1 ends the step of rollout 5": (
+        "actor-0",
+        {"rollout_id": 5},
+        {"trigger": "step", "rollout_id": 1},
+    ),
+    "version 1 was committed over version 1": ("actor-0", {"version": 1}, {"trigger": "commit", "rollout_id": 1}),
+    "quorum publish-1-2 was used twice on this rank": (
+        "actor-0",
+        {"publish_id": "publish-1-2"},
+        {"trigger": "publish", "publish_id": "publish-1-3"},
+    ),
+    "done of publish-1-9, which was not under way": (
+        "actor-0",
+        {"publish_id": "publish-1-9"},
+        {"trigger": "done", "publish_id": "publish-1-3"},
+    ),
+    "save-1-1 is a save, not a publish": (
+        "actor-0",
+        {"trigger": "publish", "after": "publishing"},
+        {"trigger": "save", "publish_id": "save-1-1"},
+    ),
+    "actor/1 was in a gang of 3; the driver started one of 2": ("actor-1", {"world_size": 3}, {"kind": "created"}),
+    "publish-1-2 published ref": ("driver", {"slot": "ref"}, {"publish_id": "publish-1-2"}),
+    "publish-1-4 published 1.0 after 1.2": ("driver", {"version": 0}, {"publish_id": "publish-1-4"}),
+    "publish-1-2 is of incarnation 2 during 1": ("driver", {"incarnation": 2}, {"publish_id": "publish-1-2"}),
+    "quorum publish-1-1 was used twice": ("driver", {"publish_id": "publish-1-1"}, {"publish_id": "publish-1-2"}),
+    "iteration 5 was saved with weights of version 2": ("driver", {"iteration": 5}, {"publish_id": "save-1-1"}),
+    "rollout 1 was trained to version 3, not 2": ("driver", {"version": 3}, {"kind": "trained", "rollout_id": 1}),
+    "rollout 0 was trained after rollout 0": ("driver", {"rollout_id": 0}, {"kind": "trained", "rollout_id": 1}),
+    "engine-0: it is stale with weights 1.0": ("fleet", {"incarnation": 1, "version": 0}, {"trigger": "started"}),
+    "engine-0: it is serving with weights None": ("fleet", {"version": None}, {"trigger": "commit"}),
+    "engine-0: committed publish publish-1-2 while publish-1-1 was under way": (
+        "fleet",
+        {"publish_id": "publish-1-2"},
+        {"trigger": "commit"},
+    ),
+    "engine-0: transition 9 follows transition 2": ("fleet", {"transition": 9}, {"trigger": "commit"}),
+    "engine-0: wake from updating to serving: it may not happen there": (
+        "fleet",
+        {"trigger": "wake"},
+        {"trigger": "commit"},
+    ),
+    "engine-0 serves 1.0 of publish-1-7, which the driver does not know": (
+        "fleet",
+        {"publish_id": "publish-1-7"},
+        {"trigger": "commit"},
+    ),
+}
+
+
+@pytest.mark.parametrize("said", ONE_FIELD)
+def test_one_changed_field_is_found(run_dir: Path, said: str) -> None:
+    name, change, where = ONE_FIELD[said]
+    edit(run_dir, name, update(**change), **where)
+    found(run_dir, said)
+
+
+def test_a_slot_that_was_never_filled_is_found(run_dir: Path) -> None:
+    drop(run_dir, "actor-0", {"trigger": "load", "slot": "ref"}, {"trigger": "loaded", "slot": "ref"})
+    found(run_dir, "switched is about ref@0, which was never filled")
+
+
+def test_an_actor_loaded_back_to_an_older_version_is_found(run_dir: Path) -> None:
+    lines = entries(run_dir, "actor-0")
+    loaded = find(lines, trigger="loaded", slot="actor", incarnation=2)
+    at = lines.index(loaded)
+    again = [dict(lines[at - 1]) | {"before": "resident.actor"}, dict(loaded) | {"version": 1}]
+    write(run_dir, "actor-0", [*lines[: at + 1], *again, *lines[at + 1 :]])
+    found(run_dir, "actor went back from version 2 to 1")
+
+
+def test_a_publish_before_the_gang_had_started_is_found(run_dir: Path) -> None:
+    drop(run_dir, "driver", {"kind": "gang_started", "incarnation": 1})
+    found(run_dir, "publish-1-1 came before the gang had started")
+
+
+def test_an_incarnation_that_the_driver_does_not_know_is_found(run_dir: Path) -> None:
+    lines = entries(run_dir, "driver")
+    write(run_dir, "driver", lines[: lines.index(find(lines, kind="driver_started", incarnation=2))])
+    found(run_dir, "actor/0 was in incarnation 2, which the driver does not know")
+
+
+def test_a_rank_without_a_journal_of_an_incarnation_is_found(run_dir: Path) -> None:
+    lines = entries(run_dir, "actor-1")
+    write(run_dir, "actor-1", lines[: lines.index(find(lines, kind="created", incarnation=2))])
+    found(run_dir, "actor/1 has no journal of incarnation 2, a gang of 2")
+
+
+@pytest.mark.parametrize(
+    ("left", "said"), [("publish", "never left publish publish-2-2"), ("switch", "ends in switching")]
+)
+def test_a_rank_that_stops_half_way_in_a_run_that_did_not_is_found(run_dir: Path, left: str, said: str) -> None:
+    lines = entries(run_dir, "actor-1")
+    last = max(i for i, e in enumerate(lines) if e.get("trigger") == left)
+    write(run_dir, "actor-1", lines[: last + 1])
+    found(run_dir, said)
+
+
+def test_a_second_journal_of_a_rank_is_found(run_dir: Path) -> None:
+    shutil.copy(run_dir / "journal" / "actor-1.jsonl", run_dir / "journal" / "copy.jsonl")
+    found(run_dir, "actor/1 has another journal, actor-1.jsonl; this one is not read")
