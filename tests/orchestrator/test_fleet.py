@@ -372,6 +372,19 @@ def test_older_weights_are_refused_before_any_engine_is_touched(world: World):
     assert world.fleet.serving(WeightId(1, 2)) == (A, B)
 
 
+def test_weights_older_than_those_of_one_engine_touch_none(world: World):
+    async def story() -> None:
+        await world.fleet.start()
+        world.a.answers["receive"] = [fails(RuntimeError("torn"))]
+        assert await world.publish(2) == (B,)
+        with pytest.raises(EngineLifeError, match=f"{B} has held weights 1.2"):
+            await world.fleet.begin_update(manifest(1))
+
+    asyncio.run(story())
+    assert world.phase(A)[0] is EnginePhase.STALE
+    assert world.fleet.serving(WeightId(1, 2)) == (B,)
+
+
 def test_an_update_left_open_is_aborted_by_the_next(world: World):
     async def story() -> None:
         await world.fleet.start()

@@ -140,6 +140,7 @@ def publish_over_processes(place: Place, directory: str) -> list[str]:
                 held = Held()
                 assert receiver.receive(plan, Rendezvous(engines, endpoints), held.sink) == plan.nbytes
                 held.check()
+                assert len(receiver._groups) == len(plan.leaders), "groups of former rounds are left"
         board.set(f"done/{place.rank}", "")
         board.wait([f"done/{rank}" for rank in range(4)])
     return tokens

@@ -121,8 +121,8 @@ class DistributedSender:
         for entry in bucket.entries:
             for rank, region in stream.holders[entry.tensor.name]:
                 if rank == self._rank and region.numel:
-                    piece = pieces[entry.tensor.name, region].contiguous()
-                    work = dist.isend(_bytes(piece), dst=stream.leader, group=self._peers)
+                    piece = _bytes(pieces[entry.tensor.name, region])
+                    work = dist.isend(piece, dst=stream.leader, group=self._peers)
                     self._finish(work, f"trainer rank {stream.leader} to take its piece of {entry.tensor.name}")
 
     def _finish(self, work: dist.Work | None, what: str) -> None:
@@ -196,7 +196,7 @@ class DistributedReceiver:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """A contiguous tensor as flat uint8, which every backend moves, whatever the dtype."""
+    """A tensor as flat uint8, which every backend moves, whatever the dtype; a copy unless it is contiguous."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
