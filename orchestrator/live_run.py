@@ -26,10 +26,12 @@ class LiveRun:
         gang: TrainGroup,
         manager: ManagerClient,
         publisher: Publisher,
-        tracker: Tracker,
+        steps: Tracker,
+        evals: Tracker,
     ) -> None:
         self._config, self._run_dir = config, run_dir
-        self._gang, self._manager, self._publisher, self._tracker = gang, manager, publisher, tracker
+        self._gang, self._manager, self._publisher = gang, manager, publisher
+        self._steps, self._evals = steps, evals
         self._published: WeightId | None = None
         self._publishes = 0
         self._metrics: dict[str, Any] = {}
@@ -104,11 +106,11 @@ class LiveRun:
 
     def evaluate(self, rollout_id: int) -> None:
         assert self._published is not None
-        self._metrics |= self._manager.evaluate(rollout_id, self._published)
+        self._evals.log(rollout_id, self._manager.evaluate(rollout_id, self._published))
 
     def report(self, rollout_id: int) -> None:
-        assert self._published is not None
+        """Beside this rollout's own measurements, those of the publish that its engines served and of saves since."""
         now = time.perf_counter()
-        metrics = self._metrics | {"weights/version": self._published.version, "perf/step_s": now - self._since}
+        metrics = self._metrics | {"weights/version": rollout_id + 1, "perf/step_s": now - self._since}
         self._since, self._metrics = now, {}
-        self._tracker.log(rollout_id, metrics)
+        self._steps.log(rollout_id, metrics)

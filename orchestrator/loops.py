@@ -32,13 +32,18 @@ class Run(Protocol):
 
     def publish(self) -> None: ...
 
-    def evaluate(self, rollout_id: int) -> None: ...
+    def evaluate(self, rollout_id: int) -> None:
+        """Measure the published weights, with `rollout_id` rollouts trained."""
 
-    def report(self, rollout_id: int) -> None: ...
+    def report(self, rollout_id: int) -> None:
+        """What was measured since the last report."""
 
 
 def train_loop(run: Run, config: Config, start: int) -> None:
-    """Rollouts `start` to `loop.num_rollout - 1`. Publishes first, evaluates before the first, saves after the last."""
+    """Rollouts `start` to `loop.num_rollout - 1`. Publishes first, evaluates before the first, saves after the last.
+
+    A rollout is reported before it is saved, so that what a checkpoint continues from has been reported.
+    """
     end, ahead = config.loop.num_rollout, config.loop.mode == "async"
     run.publish()
     if config.eval.interval:
@@ -49,6 +54,7 @@ def train_loop(run: Run, config: Config, start: int) -> None:
         run.wait(rollout)
         following = run.generate(rollout_id + 1) if ahead and rollout_id + 1 < end else None
         run.train(rollout)
+        run.report(rollout_id)
         if _due(config.checkpoint.save_interval, rollout_id, end):
             run.save(rollout_id)
         if _due(config.loop.update_weights_interval, rollout_id, end):
@@ -57,7 +63,6 @@ def train_loop(run: Run, config: Config, start: int) -> None:
             run.publish()
         if _due(config.eval.interval, rollout_id, end):
             run.evaluate(rollout_id + 1)
-        run.report(rollout_id)
 
 
 def _due(interval: int | None, rollout_id: int, end: int) -> bool:

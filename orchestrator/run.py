@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from pathlib import Path
 
 import ray
 from rich.console import Console
@@ -14,7 +14,7 @@ from rich.console import Console
 from orchestrator import resuming
 from orchestrator.batching import steps_per_rollout
 from orchestrator.config import Config
-from orchestrator.inspector import Inspector
+from orchestrator.inspector import FILE, Inspector
 from orchestrator.interrupts import raise_on_sigterm
 from orchestrator.live_run import LiveRun
 from orchestrator.loops import train_loop
@@ -23,9 +23,9 @@ from orchestrator.placement import Placement, place
 from orchestrator.publish import Publisher
 from orchestrator.rollout_manager import ManagerSpec
 from orchestrator.run_dir import RunDir, config_text
-from orchestrator.tracking.base import Trackers
+from orchestrator.tracking.base import Tracker, Trackers
 from orchestrator.tracking.jsonl import JsonlTracker
-from orchestrator.tracking.progress import ProgressTracker
+from orchestrator.tracking.progress import EvalTracker, ProgressTracker
 from orchestrator.train_group import TrainGroup
 from orchestrator.waiting import wait_for
 from state import checkpoints
@@ -45,15 +45,11 @@ def train(config: Config, plan: ResumePlan) -> None:
     console = Console(highlight=False)
     run_dir = RunDir.open(config, plan)
     console.print(f"run {config.run.name} in {run_dir.path}")
-    trackers = Trackers(
-        [
-            JsonlTracker(run_dir.path / "metrics.jsonl", plan.start_rollout_id),
-            ProgressTracker(config.loop.num_rollout, plan.start_rollout_id, console),
-        ]
-    )
     with ExitStack() as undo:
         undo.enter_context(run_dir.recording())
-        undo.callback(trackers.close)
+        steps, evals = _trackers(config, plan, run_dir.path, console)
+        undo.callback(steps.close)
+        undo.callback(evals.close)
         host = undo.enter_context(_cluster(config))
         placement = place(config, console.print)
         undo.callback(placement.remove)
@@ -62,16 +58,30 @@ def train(config: Config, plan: ResumePlan) -> None:
         gang_id = GangId(config.train.num_workers, run_dir.incarnation, config_hash(config))
         gang = TrainGroup(worker_specs(config, plan, gang_id, str(run_dir.path), host), placement)
         undo.callback(gang.kill)
-        inspector = _start_inspector(config, run_dir, gang, manager)
-        undo.callback(ray.kill, inspector)
+        undo.callback(_start_inspector(config, run_dir, gang, manager))
         gang.init()
         run_dir.gang_started(gang_id, plan)
         manager.wait_started()
         publisher = Publisher(gang, manager, run_dir.journal, config.weights.bucket_bytes, config.weights.timeout_s)
-        train_loop(LiveRun(config, run_dir, gang, manager, publisher, trackers), config, plan.start_rollout_id)
+        live = LiveRun(config, run_dir, gang, manager, publisher, steps, evals)
+        train_loop(live, config, plan.start_rollout_id)
     console.print(
         f"done. Which weights were where: slotwise slots --run {run_dir.path}\n"
         f"Every promise re-checked: slotwise audit {run_dir.path}"
+    )
+
+
+def _trackers(config: Config, plan: ResumePlan, run_dir: Path, console: Console) -> tuple[Tracker, Tracker]:
+    """Of rollout steps, and of evaluations. Both files continue where the run does."""
+    start = plan.start_rollout_id
+    return (
+        Trackers(
+            [
+                JsonlTracker(run_dir / "metrics.jsonl", start),
+                ProgressTracker(config.loop.num_rollout, start, console),
+            ]
+        ),
+        Trackers([JsonlTracker(run_dir / "eval.jsonl", start), EvalTracker(console)]),
     )
 
 
@@ -123,10 +133,16 @@ def _manager_spec(config: Config, plan: ResumePlan, run_dir: RunDir, placement: 
     return ManagerSpec(config, str(run_dir.path), plan.start_rollout_id, data_state, options)
 
 
-def _start_inspector(config: Config, run_dir: RunDir, gang: TrainGroup, manager: ManagerClient) -> Any:
+def _start_inspector(config: Config, run_dir: RunDir, gang: TrainGroup, manager: ManagerClient) -> Callable[[], None]:
+    """Returns what ends it."""
     inspector = Inspector.remote(config.run.name, str(run_dir.path), gang.handles, manager.handle)  # type: ignore[attr-defined]
     wait_for(inspector.start.remote(), "the inspector", "start", 60.0)
-    return inspector
+
+    def end() -> None:
+        (run_dir.path / FILE).unlink(missing_ok=True)
+        ray.kill(inspector)
+
+    return end
 
 
 @contextmanager

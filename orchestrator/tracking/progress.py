@@ -18,10 +18,9 @@ SHOWN = {
     "train/grad_norm": "grad",
     "weights/version": "version",
     "perf/step_s": "s",
-    "eval/reward/mean": "eval reward",
     "reward/first_error": "reward failed:",
-    "eval/error": "eval failed:",
 }
+EVAL_SHOWN = {"eval/reward/mean": "reward", "eval/version": "version", "eval/error": "failed:"}
 """Metrics on the line, and what they are called there; one that was not measured is not shown."""
 
 
@@ -51,12 +50,30 @@ class ProgressTracker:
         self._bar.stop()
 
 
+class EvalTracker:
+    """Prints every evaluation."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        words = ["   eval", f"after {step} rollouts", *_shown(metrics, EVAL_SHOWN)]
+        self._console.print("  ".join(words), highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        return
+
+
 def line(step: int, num_rollout: int, metrics: Mapping[str, Any]) -> str:
     """The line of one step: `rollout   3/40  reward 0.412  loss -0.0132 ...`."""
     width = len(str(num_rollout))
-    shown = [f"rollout {step + 1:>{width}}/{num_rollout}"]
-    for key, name in SHOWN.items():
+    return "  ".join([f"rollout {step + 1:>{width}}/{num_rollout}", *_shown(metrics, SHOWN)])
+
+
+def _shown(metrics: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
+    words = []
+    for key, name in names.items():
         value = plain(metrics[key]) if key in metrics else None
         if value is not None:
-            shown.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
-    return "  ".join(shown)
+            words.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
+    return words
