@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -55,35 +54,32 @@ def draws() -> list[float]:
     return [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
 
 
-def train_and_save(
-    place: Place, setting: Setting, path: Path, steps: int
-) -> tuple[list[float], Shards, list[float], float]:
-    """Train, save, and train one step more. Learning rates; weights after the last step; random numbers after the save;
-    seconds of the save."""
+def train_and_save(place: Place, setting: Setting, path: Path, steps: int) -> tuple[list[float], Shards, list[float]]:
+    """Train, save, and train one step more. Learning rates of all steps and of the one to come; weights after the last
+    step; random numbers drawn after the save."""
     with gang(place, setting) as layout:
         model, optimizer = make_trainee(layout, setting)
         lrs = train(model, optimizer, layout.dp, steps)
         for _ in range(place.rank + 1):
             draws()
-        began = time.perf_counter()
         checkpoint.save_state(path, model, optimizer, permit=permit_to("save"))
-        took = time.perf_counter() - began
         numbers = draws()
-        lrs += train(model, optimizer, layout.dp, 1, first=steps)
-        return lrs, parameters(model), numbers, took
+        lrs += [*train(model, optimizer, layout.dp, 1, first=steps), optimizer.lr]
+        return lrs, parameters(model), numbers
 
 
 def load_and_train(
     place: Place, setting: Setting, path: Path, steps: int, load_rng: bool = True
 ) -> tuple[list[float], Shards, list[float], bool, Shards]:
-    """Load into other weights and take the next step. Also the weights as loaded."""
+    """Load into other weights and take the next step. Its learning rate and the one after; weights; random numbers;
+    whether random state was restored; the weights as loaded."""
     with gang(place, setting) as layout:
         model, optimizer = make_trainee(layout, setting, seed=99)
         train(model, optimizer, layout.dp, 1, first=50)
         restored = checkpoint.load_state(path, model, optimizer, load_rng=load_rng)
         assert optimizer.master_mismatches() == []
         numbers, loaded = draws(), parameters(model)
-        lrs = train(model, optimizer, layout.dp, 1, first=steps)
+        lrs = [*train(model, optimizer, layout.dp, 1, first=steps), optimizer.lr]
         return lrs, parameters(model), numbers, restored, loaded
 
 

@@ -71,14 +71,15 @@ def test_another_layout_continues_to_the_same_weights(
 def test_the_learning_rate_goes_on_where_it_was(from_dp2: Saved) -> None:
     path, saved = from_dp2
     (resumed,) = run_gang(f"{JOBS}:load_and_train", 1, (DECAY, path, 2))
-    assert resumed[0] == [saved[0][0][2]]
+    assert resumed[0] == saved[0][0][2:]
+    assert len(set(saved[0][0])) == 4
 
 
 def test_hyper_parameters_of_this_run_win_over_those_saved(from_dp2: Saved) -> None:
     path, saved = from_dp2
     faster = replace(DECAY, train=DECAY.train.model_copy(update={"lr": 2 * DECAY.train.lr}))
     (resumed,) = run_gang(f"{JOBS}:load_and_train", 1, (faster, path, 2))
-    assert resumed[0] == [pytest.approx(2 * saved[0][0][2])]
+    assert resumed[0] == pytest.approx([2 * lr for lr in saved[0][0][2:]])
 
 
 def test_random_state_stays_as_seeded_where_it_is_not_asked_for(from_dp2: Saved) -> None:

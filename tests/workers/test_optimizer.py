@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -200,41 +201,59 @@ def test_a_parameter_that_no_optimizer_knows_is_a_mismatch() -> None:
 # --- gathers that overlap with the forward pass
 
 
-def overlapped_steps(place: Place, setting: Setting) -> tuple[Shards, list[str], bool, bool]:
-    """Two steps; whether the last gather was still open before it was finished; whether a forward pass with the gather
-    off left foreign bytes alone."""
+def overlapped_steps(place: Place, setting: Setting) -> tuple[Shards, list[str], bool]:
+    """Weights after two steps, and whether the last gather was still open before it was finished."""
     with gang(place, setting) as layout:
         model, optimizer = make_trainee(layout, setting)
         mine = TARGETS[place.rank :: layout.dp]
-        options: dict[str, Any] = {"temperature": TEMPERATURE, "max_tokens": 64}
         for _ in range(2):
-            train_step(model, optimizer, mine, TOTALS, algorithm=ALGORITHM, before_write=lambda: None, **options)
+            train_step(
+                model,
+                optimizer,
+                mine,
+                TOTALS,
+                algorithm=ALGORITHM,
+                temperature=TEMPERATURE,
+                max_tokens=64,
+                before_write=lambda: None,
+            )
         before = parameters(model)
         optimizer.finish_gather()
-        after, mismatches = parameters(model), optimizer.master_mismatches()
+        after = parameters(model)
         was_open = any(not torch.equal(a[3], b[3]) for a, b in zip(before, after, strict=True))
-        with optimizer.gather_off():
-            resident = {p: p.data for p in model.parameters()}
-            for p in resident:
-                p.data = torch.full_like(p.data, 0.5)
-            score(model, SAMPLES, **options)
-            untouched = all(bool((p == 0.5).all()) for p in resident)
-            for p, data in resident.items():
-                p.data = data
-        score(model, SAMPLES, **options)
-        same = all(torch.equal(a[3], b[3]) for a, b in zip(after, parameters(model), strict=True))
-        return after, mismatches, was_open, untouched and same
+        return after, optimizer.master_mismatches(), was_open
+
+
+OVERLAPPED = with_train(megatron={"overlap_param_gather": True})
 
 
 def test_overlapped_gathers_end_in_the_same_weights() -> None:
-    overlapped = with_train(megatron={"overlap_param_gather": True})
-    ranks = run_gang(f"{HERE}:overlapped_steps", 2, (overlapped,))
+    ranks = run_gang(f"{HERE}:overlapped_steps", 2, (OVERLAPPED,))
     plain = run_gang(f"{HERE}:overlapped_steps", 2, (Setting(),))
     assert farthest(whole([r[0] for r in ranks]), whole([r[0] for r in plain])) < 1e-6
-    assert all(mismatches == [] for _, mismatches, _, _ in (*ranks, *plain))
-    assert all(was_open for _, _, was_open, _ in ranks)
-    assert not any(was_open for _, _, was_open, _ in plain)
-    assert all(left_alone for _, _, _, left_alone in (*ranks, *plain))
+    assert all(mismatches == [] for _, mismatches, _ in (*ranks, *plain))
+    assert all(was_open for _, _, was_open in ranks)
+    assert not any(was_open for _, _, was_open in plain)
+
+
+def score_with_other_weights_on_one_rank(place: Place, gather: bool) -> bool:
+    """Whether a forward pass wrote into the live weights."""
+    with gang(place, OVERLAPPED) as layout:
+        model, optimizer = make_trainee(layout, OVERLAPPED)
+        with nullcontext() if gather else optimizer.gather_off():
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.fill_(float(place.rank))
+            score(model, SAMPLES, temperature=TEMPERATURE, max_tokens=64)
+            kept = all(bool((p == place.rank).all()) for p in model.parameters())
+        score(model, SAMPLES, temperature=TEMPERATURE, max_tokens=64)
+        return not kept
+
+
+def test_forward_passes_gather_nothing_while_another_slot_is_resident() -> None:
+    job = f"{HERE}:score_with_other_weights_on_one_rank"
+    assert run_gang(job, 2, (False,)) == [False, False]
+    assert run_gang(job, 2, (True,)) == [True, True]
 
 
 # --- refusals
