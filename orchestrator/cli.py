@@ -57,7 +57,7 @@ def _report(error: BaseException, as_json: bool) -> int:
     code = exit_code(error)
     match code:
         case ExitCode.INTERRUPTED:
-            print("interrupted", file=sys.stderr)
+            print("interrupted" + (f": {error}" if str(error) else ""), file=sys.stderr)
         case ExitCode.CONFIG if isinstance(error, ConfigError):
             if as_json:
                 _print_json(
@@ -186,7 +186,7 @@ def _diagram(arguments: list[str]) -> int:
     _parser("diagram", "The state machine of a training worker, as Mermaid.").parse_args(arguments)
     from state.lifecycle import mermaid
 
-    print(mermaid())
+    print(mermaid(), end="")
     return ExitCode.DONE
 
 

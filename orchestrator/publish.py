@@ -91,8 +91,9 @@ class Publisher:
         except BaseException as error:
             self._abandon(quorum, engines, _first_line(error))
             raise
+        # Engines serve from here on, so the journal must say so before anything else can fail.
+        self._record(quorum, "committed", _outcomes(verdict, committed))
         self.gang.end_publish(None)
-        self._record(quorum, "committed", {e: "torn: " + w[0] if (w := verdict[e]) else "committed" for e in verdict})
         verify_s = (entered - began) + (proven - sent)
         return Published(quorum.weights, quorum.digest, committed, nbytes, time.perf_counter() - began, verify_s)
 
@@ -154,6 +155,12 @@ class Publisher:
             engines=dict(engines),
             **more,
         )
+
+
+def _outcomes(verdict: Mapping[str, Sequence[str]], committed: Sequence[str]) -> dict[str, str]:
+    """By engine, what became of it: `committed`, or `torn: ` and why."""
+    torn = {e: f"torn: {differences[0] if differences else 'did not commit'}" for e, differences in verdict.items()}
+    return torn | dict.fromkeys(committed, "committed")
 
 
 def _first_line(error: BaseException) -> str:
