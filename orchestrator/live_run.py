@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator import resuming
 from orchestrator.config import Config
+from orchestrator.interrupts import Stop
 from orchestrator.manager_client import ManagerClient, PendingRollout
 from orchestrator.publish import Publisher
 from orchestrator.run_dir import RunDir
@@ -28,10 +29,12 @@ class LiveRun:
         publisher: Publisher,
         steps: Tracker,
         evals: Tracker,
+        stop: Stop,
     ) -> None:
         self._config, self._run_dir = config, run_dir
         self._gang, self._manager, self._publisher = gang, manager, publisher
         self._steps, self._evals = steps, evals
+        self._stop = stop
         self._published: WeightId | None = None
         self._publishes = 0
         self._metrics: dict[str, Any] = {}
@@ -42,7 +45,11 @@ class LiveRun:
         return self._manager.generate(rollout_id, self._published)
 
     def wait(self, rollout: PendingRollout) -> None:
-        rollout.wait()
+        with self._stop.interruptible():
+            rollout.wait()
+
+    def may_stop(self) -> None:
+        self._stop.check()
 
     def train(self, rollout: PendingRollout) -> None:
         refs = rollout.wait()

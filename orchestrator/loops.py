@@ -6,8 +6,8 @@
         publish(actor@k+1)  <-  save, every so often  <-  TrainGroup: ref log-probs, advantages, optimizer steps -> k+1
 
 Back-pressure: `sync` generates rollout k+1 only once k is trained on. `async` keeps exactly one rollout ahead: it
-starts generating k+1 when it starts training on k, and a publish waits until that generation has ended, so every
-sample has one behaviour version.
+starts generating k+1 when it starts training on k. A publish waits until that generation has ended, so every sample
+has one behaviour version; so does a save, so that a resumed run trains on the very samples this one would have.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from orchestrator.config import Config
+from orchestrator.interrupts import StopAsked
 
 
 class Run(Protocol):
@@ -24,7 +25,7 @@ class Run(Protocol):
         """Start generating; does not wait."""
 
     def wait(self, rollout: Any) -> None:
-        """Return once it has been generated and scored."""
+        """Return once it has been generated and scored. Raises `StopAsked` when the run is asked to end."""
 
     def train(self, rollout: Any) -> None: ...
 
@@ -38,31 +39,49 @@ class Run(Protocol):
     def report(self, rollout_id: int) -> None:
         """What was measured since the last report."""
 
+    def may_stop(self) -> None:
+        """Raise `StopAsked` if the run was asked to end."""
+
 
 def train_loop(run: Run, config: Config, start: int) -> None:
     """Rollouts `start` to `loop.num_rollout - 1`. Publishes first, evaluates before the first, saves after the last.
 
-    A rollout is reported before it is saved, so that what a checkpoint continues from has been reported.
+    A rollout is reported before it is saved, so that what a checkpoint continues from has been reported; and saved
+    before it is evaluated, so that an evaluation costs no checkpoint. Asked to end, the run saves what it has trained.
     """
     end, ahead = config.loop.num_rollout, config.loop.mode == "async"
-    run.publish()
-    if config.eval.interval:
-        run.evaluate(start)
-    following = None
-    for rollout_id in range(start, end):
-        rollout = following or run.generate(rollout_id)
-        run.wait(rollout)
-        following = run.generate(rollout_id + 1) if ahead and rollout_id + 1 < end else None
-        run.train(rollout)
-        run.report(rollout_id)
-        if _due(config.checkpoint.save_interval, rollout_id, end):
-            run.save(rollout_id)
-        if _due(config.loop.update_weights_interval, rollout_id, end):
-            if following:
-                run.wait(following)
-            run.publish()
-        if _due(config.eval.interval, rollout_id, end):
-            run.evaluate(rollout_id + 1)
+    trained = saved = start - 1
+    try:
+        run.publish()
+        if config.eval.interval:
+            run.evaluate(start)
+        following = None
+        for rollout_id in range(start, end):
+            rollout = following or run.generate(rollout_id)
+            run.wait(rollout)
+            following = run.generate(rollout_id + 1) if ahead and rollout_id + 1 < end else None
+            run.train(rollout)
+            run.report(rollout_id)
+            trained = rollout_id
+            run.may_stop()
+            if _due(config.checkpoint.save_interval, rollout_id, end):
+                if following:
+                    run.wait(following)
+                run.save(rollout_id)
+                saved = rollout_id
+            if _due(config.loop.update_weights_interval, rollout_id, end):
+                if following:
+                    run.wait(following)
+                run.publish()
+            if _due(config.eval.interval, rollout_id, end):
+                run.evaluate(rollout_id + 1)
+    except StopAsked as stop:
+        if config.checkpoint.save_interval is None or trained < start:
+            raise
+        if saved < trained:
+            # What is still being generated is not waited for: its prompts come again.
+            run.save(trained)
+        raise StopAsked(f"{stop}; saved after rollout {trained}, from where the same command continues") from None
 
 
 def _due(interval: int | None, rollout_id: int, end: int) -> bool:

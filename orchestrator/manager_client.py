@@ -65,7 +65,8 @@ class ManagerClient:
         self._call("mark_trained", PATIENCE_S, rollout_id)
 
     def data_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._call("data_state", PATIENCE_S)
+        # It holds whole rollouts, which may be large.
+        state: dict[str, Any] = self._call("data_state", self._rollout_s)
         return state
 
     def reconcile(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from orchestrator import resuming
 from orchestrator.batching import steps_per_rollout
 from orchestrator.config import Config
 from orchestrator.inspector import FILE, Inspector
-from orchestrator.interrupts import raise_on_sigterm
+from orchestrator.interrupts import Stop, raise_on_sigterm
 from orchestrator.live_run import LiveRun
 from orchestrator.loops import train_loop
 from orchestrator.manager_client import ManagerClient, engine_options
@@ -23,9 +23,7 @@ from orchestrator.placement import Placement, place
 from orchestrator.publish import Publisher
 from orchestrator.rollout_manager import ManagerSpec
 from orchestrator.run_dir import RunDir, config_text
-from orchestrator.tracking.base import Tracker, Trackers
-from orchestrator.tracking.jsonl import JsonlTracker
-from orchestrator.tracking.progress import EvalTracker, ProgressTracker
+from orchestrator.tracking.opening import open_trackers
 from orchestrator.train_group import TrainGroup
 from orchestrator.waiting import wait_for
 from state import checkpoints
@@ -47,7 +45,7 @@ def train(config: Config, plan: ResumePlan) -> None:
     console.print(f"run {config.run.name} in {run_dir.path}")
     with ExitStack() as undo:
         undo.enter_context(run_dir.recording())
-        steps, evals = _trackers(config, plan, run_dir.path, console)
+        steps, evals = open_trackers(config, plan.start_rollout_id, run_dir.path, console)
         undo.callback(steps.close)
         undo.callback(evals.close)
         host = undo.enter_context(_cluster(config))
@@ -63,25 +61,13 @@ def train(config: Config, plan: ResumePlan) -> None:
         run_dir.gang_started(gang_id, plan)
         manager.wait_started()
         publisher = Publisher(gang, manager, run_dir.journal, config.weights.bucket_bytes, config.weights.timeout_s)
-        live = LiveRun(config, run_dir, gang, manager, publisher, steps, evals)
-        train_loop(live, config, plan.start_rollout_id)
+        stop = Stop(config.checkpoint.stop_deadline_s if config.checkpoint.save_interval is not None else 0.0)
+        live = LiveRun(config, run_dir, gang, manager, publisher, steps, evals, stop)
+        with stop.listening():
+            train_loop(live, config, plan.start_rollout_id)
     console.print(
         f"done. Which weights were where: slotwise slots --run {run_dir.path}\n"
         f"Every promise re-checked: slotwise audit {run_dir.path}"
-    )
-
-
-def _trackers(config: Config, plan: ResumePlan, run_dir: Path, console: Console) -> tuple[Tracker, Tracker]:
-    """Of rollout steps, and of evaluations. Both files continue where the run does."""
-    start = plan.start_rollout_id
-    return (
-        Trackers(
-            [
-                JsonlTracker(run_dir / "metrics.jsonl", start),
-                ProgressTracker(config.loop.num_rollout, start, console),
-            ]
-        ),
-        Trackers([JsonlTracker(run_dir / "eval.jsonl", start), EvalTracker(console)]),
     )
 
 

@@ -1,0 +1,64 @@
+"""SIGTERM: a request to save and end, with a deadline; the second is an order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from orchestrator.interrupts import Stop, StopAsked, Terminated
+
+
+def ask() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_first_waits_for_a_safe_point() -> None:
+    stop = Stop(60.0)
+    with stop.listening():
+        stop.check()
+        ask()
+        with pytest.raises(StopAsked):
+            stop.check()
+
+
+def test_a_wait_is_a_safe_point_and_ends_at_once() -> None:
+    stop = Stop(60.0)
+    with stop.listening():
+        with pytest.raises(StopAsked), stop.interruptible():
+            ask()
+            time.sleep(10)
+        with pytest.raises(StopAsked), stop.interruptible():
+            raise AssertionError("nothing is begun after that")
+
+
+def test_the_second_ends_it_wherever_it_is() -> None:
+    stop = Stop(60.0)
+    with stop.listening():
+        ask()
+        with pytest.raises(Terminated) as ended:
+            ask()
+        assert not isinstance(ended.value, StopAsked)
+
+
+def test_the_deadline_ends_it_wherever_it_is() -> None:
+    stop = Stop(0.05)
+    with stop.listening():
+        ask()
+        with pytest.raises(Terminated, match=r"checkpoint\.stop_deadline_s = 0\.05 s"):
+            time.sleep(10)
+
+
+def test_without_a_deadline_the_first_ends_it() -> None:
+    with Stop(0.0).listening(), pytest.raises(Terminated):
+        ask()
+
+
+def test_afterwards_signals_mean_what_they_meant_before() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGALRM)
+    with Stop(60.0).listening():
+        ask()
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGALRM)) == before
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
