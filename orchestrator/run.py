@@ -14,7 +14,7 @@ from rich.console import Console
 from orchestrator import resuming
 from orchestrator.batching import steps_per_rollout
 from orchestrator.config import Config
-from orchestrator.inspector import FILE, Inspector
+from orchestrator.inspector.actor import FILE, Inspector
 from orchestrator.interrupts import Stop, raise_on_sigterm
 from orchestrator.live_run import LiveRun
 from orchestrator.loops import train_loop
