@@ -26,10 +26,15 @@ def test_the_first_waits_for_a_safe_point() -> None:
 
 def test_a_wait_is_a_safe_point_and_ends_at_once() -> None:
     stop = Stop(60.0)
-    with stop.listening():
-        with pytest.raises(StopAsked), stop.interruptible():
+
+    def wait() -> None:
+        with stop.interruptible():
             ask()
             time.sleep(10)
+
+    with stop.listening():
+        with pytest.raises(StopAsked):
+            wait()
         with pytest.raises(StopAsked), stop.interruptible():
             raise AssertionError("nothing is begun after that")
 
