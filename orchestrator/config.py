@@ -77,6 +77,26 @@ class ClusterConfig(Frozen):
     """Limit of waiting for resources."""
 
 
+class WandbConfig(Frozen):
+    """Weights & Biases (`pip install "slotwise[wandb]"`). Its credentials are never options: W&B reads them from the
+    driver's environment."""
+
+    mode: Literal["disabled", "offline", "online"] = "disabled"
+    """`offline` writes to the run directory, for `wandb sync` later."""
+    project: str = "slotwise"
+    entity: str | None = None
+    """Team. Unset: W&B's default for the account."""
+
+
+class TrackingConfig(Frozen):
+    """Where metrics go beside the terminal and the run directory's JSONL files. A tracker that fails never fails the
+    run."""
+
+    wandb: WandbConfig = WandbConfig()
+    tensorboard: bool = False
+    """Write event files to `tensorboard/` in the run directory (`pip install "slotwise[tensorboard]"`)."""
+
+
 class Config(Frozen):
     """One run. YAML sections and `--section.key` flags have these names."""
 
@@ -93,3 +113,4 @@ class Config(Frozen):
     weights: WeightsConfig = WeightsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     cluster: ClusterConfig = ClusterConfig()
+    tracking: TrackingConfig = TrackingConfig()

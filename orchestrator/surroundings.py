@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from orchestrator.config import Config
@@ -33,12 +34,23 @@ def here(config: Config) -> Surroundings:
 
 def problems(config: Config, surroundings: Surroundings) -> tuple[Problem, ...]:
     """What cannot work here."""
-    found: list[Problem] = []
+    found = list(_packages(config))
     if surroundings.in_ray_job:
         found += _throw_away(config)
     if surroundings.on_one_machine:
         found += _missing(config)
     return tuple(found)
+
+
+def _packages(config: Config) -> Iterator[Problem]:
+    """The driver runs here, so its packages must be here."""
+    asked = (
+        ("tracking.wandb.mode", config.tracking.wandb.mode != "disabled", "wandb"),
+        ("tracking.tensorboard", config.tracking.tensorboard, "tensorboard"),
+    )
+    for key, wanted, package in asked:
+        if wanted and find_spec(package) is None:
+            yield Problem(key, f'needs the package {package}: pip install "slotwise[{package}]"')
 
 
 def _throw_away(config: Config) -> Iterator[Problem]:

@@ -44,3 +44,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(entry) for entry in value]
     raise TypeError(f"{type(value).__name__} is no metric: {value!r}")
+
+
+def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are finite numbers. What was not measured is left out, never zero."""
+    found = {name: plain(value) for name, value in metrics.items()}
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
