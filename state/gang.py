@@ -40,6 +40,31 @@ class GangId:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """A slot beside the primary that a checkpoint must hold, on one rank: its bytes hashed where they rest, and the
+    summary recorded when they were filled."""
+
+    slot: Slot
+    version: int
+    resting: ShardDigest
+    recorded: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptWeights:
+    """The same, agreed on by all ranks: summaries by rank, and digests of the whole tensors."""
+
+    slot: Slot
+    version: int
+    summaries: tuple[str, ...]
+    tensors: tuple[TensorDigest, ...]
+
+    @property
+    def digest(self) -> str:
+        return fingerprint(self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
 class Attestation:
     """What one rank swears to. `live` is hashed from the bytes that the model computes with; None: it has none."""
 
@@ -52,6 +77,7 @@ class Attestation:
     recorded: str | None
     transition: int
     detail: str = ""
+    kept: tuple[Kept, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +98,16 @@ class Quorum:
     summaries: tuple[str, ...]
     tensors: tuple[TensorDigest, ...]
     holders: Mapping[str, tuple[tuple[int, Region], ...]]
+    kept: tuple[KeptWeights, ...] = ()
 
     @property
     def digest(self) -> str:
-        """One short fingerprint of all tensors, for people."""
-        return summarise(f"{t.name} {t.dtype} {t.shape} {t.value:016x}" for t in self.tensors)
+        return fingerprint(self.tensors)
+
+
+def fingerprint(tensors: Iterable[TensorDigest]) -> str:
+    """One short fingerprint of all tensors, for people."""
+    return summarise(f"{t.name} {t.dtype} {t.shape} {t.value:016x}" for t in tensors)
 
 
 def agree(attestations: Iterable[Attestation], publish_id: str) -> Quorum:
@@ -84,8 +115,9 @@ def agree(attestations: Iterable[Attestation], publish_id: str) -> Quorum:
     by_rank = sorted(attestations, key=lambda a: a.worker.rank)
     _refuse(_completeness(by_rank))
     _refuse([*_cleanliness(by_rank), *_unanimity(by_rank)])
-    tensors, holders, findings = _compose(by_rank)
+    tensors, holders, findings = _compose([(a.worker.rank, a.live) for a in by_rank if a.live is not None])
     _refuse(findings)
+    kept = _kept(by_rank)
     first = by_rank[0]
     assert first.slot is not None
     assert first.version is not None
@@ -100,7 +132,23 @@ def agree(attestations: Iterable[Attestation], publish_id: str) -> Quorum:
         summaries=tuple(a.live.summary for a in by_rank if a.live is not None),
         tensors=tensors,
         holders=holders,
+        kept=kept,
     )
+
+
+def _kept(by_rank: Sequence[Attestation]) -> tuple[KeptWeights, ...]:
+    """What the ranks hold beside the primary; `_unanimity` found them to hold the same slots and versions."""
+    agreed, findings = [], []
+    for parts in zip(*(a.kept for a in by_rank), strict=True):
+        slot, version = parts[0].slot, parts[0].version
+        for rank, part in enumerate(parts):
+            if part.resting.summary != part.recorded:
+                findings.append(f"rank {rank} holds {slot}@{version} as {part.resting.summary}, not {part.recorded}")
+        tensors, _, wrong = _compose([(rank, part.resting) for rank, part in enumerate(parts)])
+        findings.extend(f"{slot}@{version}: {one}" for one in wrong)
+        agreed.append(KeptWeights(slot, version, tuple(part.resting.summary for part in parts), tensors))
+    _refuse(findings)
+    return tuple(agreed)
 
 
 def _refuse(findings: Sequence[str]) -> None:
@@ -143,6 +191,7 @@ def _unanimity(by_rank: Sequence[Attestation]) -> list[str]:
         "version": lambda a: a.version,
         "incarnation": lambda a: a.gang.incarnation,
         "config": lambda a: a.gang.config_hash,
+        "what is kept beside it": lambda a: ", ".join(f"{k.slot}@{k.version}" for k in a.kept) or "nothing",
     }
     return [finding for question, answer in questions.items() for finding in _differing(question, by_rank, answer)]
 
@@ -161,15 +210,14 @@ _Held = dict[Region, dict[tuple[str, int], list[int]]]
 
 
 def _compose(
-    by_rank: Sequence[Attestation],
+    shards_by_rank: Sequence[tuple[int, ShardDigest]],
 ) -> tuple[tuple[TensorDigest, ...], dict[str, tuple[tuple[int, Region], ...]], list[str]]:
     """Add shards up to whole tensors. Ranks with equal shard summaries are replicas: one of them speaks for all."""
     replicas: dict[str, list[int]] = defaultdict(list)
     shards: dict[str, ShardDigest] = {}
-    for a in by_rank:
-        if a.live is not None:
-            replicas[a.live.summary].append(a.worker.rank)
-            shards[a.live.summary] = a.live
+    for rank, shard in shards_by_rank:
+        replicas[shard.summary].append(rank)
+        shards[shard.summary] = shard
     by_name: dict[str, _Held] = defaultdict(dict)
     for summary, shard in shards.items():
         for piece in shard.pieces:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ from state import lifecycle
 from state.ambient import Ambient
 from state.digest import ShardDigest
 from state.errors import InvariantViolation
-from state.gang import ActorPermit, Attestation, GangId, PermitVoid, Purpose, Quorum, mint_permit
+from state.gang import ActorPermit, Attestation, GangId, Kept, PermitVoid, Purpose, Quorum, mint_permit
 from state.journal import Journal
 from state.slots import Provenance, Slot, SlotRecord, SlotView, WorkerId
 from state.store import Key, NotHeld, SlotStore
@@ -82,7 +82,8 @@ class SlotMachine:
     """Governs which slot is live on one worker. See the module's docstring for the shape of its use.
 
     `store` holds the bytes, `optimizer` the masters of the primary, `ambient` what a borrow must leave untouched.
-    `keep_old_actors` bounds the ring of old_actor versions.
+    `keep_old_actors` bounds the ring of old_actor versions. `kept` are the slots beside the primary that change during
+    a run, so that a checkpoint must hold them.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class SlotMachine:
         primary: Slot = Slot.ACTOR,
         optimizer: MasterWeights | None = None,
         keep_old_actors: int = 1,
+        kept: Collection[Slot] = (),
     ) -> None:
         self._store = store
         self._worker = worker
@@ -105,6 +107,7 @@ class SlotMachine:
         self._primary = Key(primary)
         self._optimizer: MasterWeights = optimizer or NoOptimizer()
         self._keep_old_actors = keep_old_actors
+        self._kept = frozenset(kept)
         self._records: dict[Key, tuple[SlotRecord, ShardDigest]] = {}
         self._poison: _Poison | None = None
         self._spent: set[str] = set()
@@ -123,6 +126,11 @@ class SlotMachine:
     def record(self, slot: Slot, version: int | None = None) -> SlotRecord:
         """What is recorded of a slot; `version` for old_actor."""
         return self._recorded(Key(slot, version))[0]
+
+    @property
+    def kept(self) -> tuple[SlotRecord, ...]:
+        """What a checkpoint must hold beside the primary, as far as it is filled; the old_actor ring by version."""
+        return tuple(self._records[key][0] for key in self._kept_keys())
 
     @property
     def primary(self) -> Slot:
@@ -247,12 +255,16 @@ class SlotMachine:
 
     # ---- letting bytes out -----------------------------------------------------------------------------------
 
-    def attest(self) -> Attestation:
-        """What this rank swears to: its record, its live bytes hashed now, and the number of its last transition."""
+    def attest(self, *, with_kept: bool = False) -> Attestation:
+        """What this rank swears to: its record, its live bytes hashed now, and the number of its last transition.
+
+        `with_kept`: also what a checkpoint must hold beside the primary, hashed where it rests.
+        """
         view = self._view
         live = self._store.digest() if view.state == lifecycle.resident(self.primary) else None
         if self._view.transition != view.transition:
             self._refuse("attest: a transition came in between")
+        kept = self._attest_kept() if with_kept and live is not None else ()
         record = view.resident
         return Attestation(
             worker=self._worker,
@@ -264,7 +276,19 @@ class SlotMachine:
             recorded=record.digest if record else None,
             transition=view.transition,
             detail=view.detail,
+            kept=kept,
         )
+
+    def _attest_kept(self) -> tuple[Kept, ...]:
+        attested = []
+        for key in self._kept_keys():
+            record = self._records[key][0]
+            with self._store.reading(key):
+                attested.append(Kept(record.slot, record.version, self._store.digest(), record.digest))
+        return tuple(attested)
+
+    def _kept_keys(self) -> list[Key]:
+        return sorted((k for k in self._records if k.slot in self._kept), key=lambda k: (k.slot, k.version or 0))
 
     @contextmanager
     def publishing(self, quorum: Quorum) -> Iterator[ActorPermit]:
@@ -277,6 +301,30 @@ class SlotMachine:
         """Inside, the agreed primary may be written to a checkpoint. Void if this rank moved since it attested."""
         with self._permitted("save", quorum) as permit:
             yield permit
+
+    @contextmanager
+    def reading(self, permit: ActorPermit, slot: Slot, version: int | None = None) -> Iterator[SlotRecord]:
+        """Inside `saving`: the live tensors stand for what the gang agreed to keep of another slot, where it rests.
+
+        For the writer of a checkpoint. Nothing moves, and the primary is live again afterwards, whatever happened.
+        """
+        what = f"save {Key(slot, version)}"
+        permit.require("save")
+        self._must_be("saving", what)
+        record = self._recorded(Key(slot, version))[0]
+        agreed = {(k.slot, k.version): k.summaries[self._worker.rank] for k in permit.quorum.kept}
+        if agreed.get((slot, record.version)) != record.digest:
+            self._refuse(f"{what}: the quorum {permit.quorum.publish_id} is not about it as recorded", PermitVoid)
+        self._journal.append(
+            "kept",
+            **self._identity(),
+            publish_id=permit.quorum.publish_id,
+            slot=slot,
+            version=record.version,
+            digest=record.digest,
+        )
+        with self._store.reading(Key(slot, version)):
+            yield record
 
     @contextmanager
     def _permitted(self, purpose: Purpose, quorum: Quorum) -> Iterator[ActorPermit]:
@@ -355,7 +403,8 @@ class SlotMachine:
     def _bring(self, key: Key, verify: bool = False) -> None:
         record, digest = self._recorded(key)
         moved = self._store.bring(key, self._primary)
-        if moved or verify:
+        # Bytes that rest on the device do not move, but a stray write may have reached them since they were recorded.
+        if moved or verify or key != self._primary:
             live = self._store.digest()
             if live != digest:
                 raise Poisoned(f"{self._worker}: {key} came back as {live.summary}, recorded is {digest.summary}")

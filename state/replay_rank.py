@@ -119,12 +119,15 @@ class _Replay:
                 self._notes.event(self._history.journal, self._seq, "a torn line before this entry was cut off")
                 if self.life is not None:
                     self.life.torn = True
-            case "transition" | "snapshot" | "refusal":
+            case "transition" | "snapshot" | "kept" | "refusal" as kind:
                 life = self._of(entry)
                 if life is not None:
-                    {"transition": self._transition, "snapshot": self._snapshot, "refusal": self._refusal}[
-                        entry["kind"]
-                    ](life, entry)
+                    {
+                        "transition": self._transition,
+                        "snapshot": self._snapshot,
+                        "kept": self._kept,
+                        "refusal": self._refusal,
+                    }[kind](life, entry)
 
     def _wrong(self, invariant: str, what: str) -> None:
         self._notes.wrong(self._history.journal, self._seq, invariant, what)
@@ -157,6 +160,12 @@ class _Replay:
         self._must_be_recorded(life, (life.primary, None), entry, "a snapshot")
         snapshot = str(Provenance.snapshot(entry["version"]))
         life.records[_key(slot, entry["version"])] = Weights(entry["version"], entry["digest"], snapshot)
+
+    def _kept(self, life: RankLife, entry: Entry) -> None:
+        outlet = life.outlets.get(entry["publish_id"])
+        if life.state != "saving" or outlet is None or outlet.ended:
+            self._wrong("I2", f"{entry['slot']} was kept by {entry['publish_id']}, a save that was not under way")
+        self._must_be_recorded(life, _key(Slot(entry["slot"]), entry["version"]), entry, "what was kept")
 
     def _transition(self, life: RankLife, entry: Entry) -> None:
         trigger, before, after, slot = entry["trigger"], entry["before"], entry["after"], Slot(entry["slot"])

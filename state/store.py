@@ -10,7 +10,8 @@ The store moves bytes and knows what is where; whether a move is allowed is the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -99,6 +100,18 @@ class SlotStore:
         """Hash the live bytes."""
         return digest_pieces(self._live.pieces())
 
+    @contextmanager
+    def reading(self, key: Key) -> Iterator[None]:
+        """Inside, the live tensors are views of the bytes of `key` where they rest, for readers. Nothing moves."""
+        self._must_hold(key)
+        if self._pointed is not None:
+            raise NotHeld(f"the live tensors point at {self._pointed}; {key} cannot be read beside it")
+        try:
+            self._point_at(key)
+            yield
+        finally:
+            self._point_home()
+
     def begin_fill(self, key: Key, home: Key) -> None:
         """Make the live tensors the place where a loader may write `key`; the bytes of `home` must survive it."""
         if self.tier(key.slot) is Tier.DEVICE and key != home:
@@ -152,9 +165,7 @@ class SlotStore:
         if self._at_home == key:
             self._point_home()
             return False
-        if not self.holds(key):
-            have = ", ".join(sorted(str(k) for k in self._backing)) or "nothing"
-            raise NotHeld(f"no bytes of {key} are held here to restore it from; held: {have}")
+        self._must_hold(key)
         if self.tier(key.slot) is Tier.DEVICE and key != home:
             self._point_at(key)
             return False
@@ -188,6 +199,11 @@ class SlotStore:
             if storage.nbytes() != block.storage_bytes:
                 storage.resize_(block.storage_bytes)
 
+    def _must_hold(self, key: Key) -> None:
+        if not self.holds(key):
+            have = ", ".join(sorted(str(k) for k in self._backing)) or "nothing"
+            raise NotHeld(f"no bytes of {key} are held here to restore it from; held: {have}")
+
     def _must_be_home(self, key: Key) -> None:
         if self._at_home != key or self._pointed is not None:
             raise NotHeld(f"the live home holds {self._at_home or 'nothing known'}, not {key}")
@@ -206,7 +222,7 @@ class SlotStore:
             for name in block.names:
                 home = self._homes[name]
                 offset = home.storage_offset() - block.start // home.element_size()
-                view = torch.empty(0, dtype=home.dtype, device=home.device)
+                view = torch.empty(0, dtype=home.dtype, device=held.device)
                 tensors[name].data = view.set_(storage, offset, home.shape, home.stride())
 
 

@@ -143,6 +143,7 @@ def cold_worker(
     primary: Slot = Slot.ACTOR,
     keep_old_actors: int = 1,
     config_hash: str = "c0ffee",
+    kept: tuple[Slot, ...] = (),
 ) -> ToyWorker:
     model = ToyModel(rank, world_size)
     weights, masters = ToyWeights(model), ToyMasters(model)
@@ -158,6 +159,7 @@ def cold_worker(
         primary=primary,
         optimizer=masters,
         keep_old_actors=keep_old_actors,
+        kept=kept,
     )
     return ToyWorker(model, weights, masters, store, machine, journal)
 
