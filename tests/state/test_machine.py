@@ -19,7 +19,7 @@ from state.journal import read_journal
 from state.machine import Poisoned, SlotMachine, SlotViolation
 from state.slots import Provenance, Slot, Tier
 from state.store import NotHeld
-from tests.state.toy import AUXILIARY, ToyWorker, bytes_of, cold_worker, fill, ready_worker, values_of
+from tests.state.toy import AUXILIARY, PADDING, ToyWorker, bytes_of, cold_worker, fill, ready_worker, values_of
 
 TIERS = [Tier.COPY, Tier.DEVICE]
 LETTING_OUT = ["publishing", "saving"]
@@ -357,6 +357,25 @@ def test_a_backing_copy_that_changed_is_seen_and_never_trusted(tmp_path: Path) -
     with pytest.raises(Poisoned):
         worker.machine.heal()
     assert worker.machine.state == "poisoned"
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_resting_slot_that_was_written_to_is_not_computed_with(tmp_path: Path, tier: Tier) -> None:
+    worker = ready_worker(tmp_path, tier=tier)
+    (resting,) = [blocks for key, blocks in worker.store._backing.items() if key.slot is Slot.REF]
+    resting[0][PADDING * 2] ^= 1
+    with pytest.raises(Poisoned, match="ref came back as"), worker.machine.borrow(Slot.REF):
+        pytest.fail("got in")
+    worker.machine.heal()
+    assert values_of(worker.model) == {1}
+
+
+def test_what_a_borrow_leaves_in_a_slot_on_the_device_is_seen_by_the_next(tmp_path: Path) -> None:
+    worker = ready_worker(tmp_path, tier=Tier.DEVICE)
+    with worker.machine.borrow(Slot.REF):
+        worker.model.norm.data[0] = 9
+    with pytest.raises(Poisoned, match="ref came back as"), worker.machine.borrow(Slot.REF):
+        pytest.fail("got in")
 
 
 def test_an_interrupt_counts_as_an_error(tmp_path: Path) -> None:
