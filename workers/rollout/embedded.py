@@ -6,7 +6,6 @@ It starts with random tensors that are no slot's weights, and generates nothing 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,18 +21,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from state.digest import TensorDigest, digest_tensor, dtype_name
-from state.slots import Slot, WeightId
+from state.digest import digest_tensor, dtype_name
+from state.slots import WeightId
 from workers.config import ModelConfig, SamplingConfig
-from workers.rollout.protocol import (
-    EngineRefused,
-    EngineView,
-    GenerateRequest,
-    GenerateResult,
-    Proof,
-    WeightsMismatch,
-    mismatches,
-)
+from workers.rollout.claim import EngineClaim
+from workers.rollout.protocol import EngineView, GenerateRequest, GenerateResult, Proof
 from workers.rollout.sampling import BatchSampling, Outcome, seed_tensor
 from workers.weights.base import Receiver
 from workers.weights.buckets import TensorSpec, torch_dtype
@@ -71,16 +63,9 @@ class EmbeddedEngine:
             self._model, self._generation = _build(model, self._device)
             self._tensors = _named_tensors(self._model)
             _fill_with_garbage(self._tensors)
-        self._lock = threading.Lock()
-        self._abort = threading.Event()
-        self._paused = False
-        self._receiving = False
-        self._in_flight = 0
-        self._weights: WeightId | None = None
-        self._updating: Manifest | None = None
-        self._torn: str | None = None
-        self._arrived: set[str] = set()
-        self._proof: tuple[TensorDigest, ...] | None = None
+        self._claim = EngineClaim(
+            engine_id, {name: (dtype_name(t.dtype), tuple(t.shape)) for name, t in self._tensors.items()}
+        )
 
     def __repr__(self) -> str:
         return f"EmbeddedEngine({self._engine_id})"
@@ -89,13 +74,7 @@ class EmbeddedEngine:
         self, requests: Sequence[GenerateRequest], sampling: SamplingConfig, expected: WeightId
     ) -> tuple[GenerateResult, ...]:
         decode = self._decoder(sampling)
-        for request in requests:
-            if not request.prompt_ids:
-                raise ValueError(f"request {request.request_id} has an empty prompt")
-        with self._lock:
-            self._refuse_unless_serving(expected)
-            self._in_flight += len(requests)
-        try:
+        with self._claim.generating(requests, expected):
             outcomes: dict[int, Outcome] = {}
             by_length = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt_ids))
             for start in range(0, len(requests), self._max_batch_size):
@@ -113,101 +92,39 @@ class EmbeddedEngine:
                 )
                 for i, request in enumerate(requests)
             )
-        finally:
-            with self._lock:
-                self._in_flight -= len(requests)
 
     def pause(self) -> None:
-        with self._lock:
-            self._paused = True
-            self._abort.set()
+        self._claim.pause()
 
     def resume(self) -> None:
-        with self._lock:
-            if self._weights is None:
-                raise EngineRefused(f"{self._engine_id} cannot resume: {self._why_no_weights()}")
-            self._paused = False
-            self._abort.clear()
+        self._claim.resume()
 
     def flush(self) -> None:
         """The KV cache lives and ends with each call of `generate`, so that being idle is being flushed."""
-        with self._lock:
-            if self._in_flight:
-                raise EngineRefused(f"{self._engine_id} cannot flush: {self._in_flight} requests are in flight")
+        self._claim.refuse_flush_in_flight()
 
     def begin_update(self, manifest: Manifest) -> None:
-        with self._lock:
-            if not self._paused or self._in_flight or self._receiving:
-                raise EngineRefused(
-                    f"{self._engine_id} cannot be updated: paused is {self._paused}, {self._in_flight} requests are "
-                    f"in flight, {'a' if self._receiving else 'no'} transfer is under way"
-                )
-            if manifest.slot is not Slot.ACTOR:
-                raise EngineRefused(f"{self._engine_id} takes the actor's weights, not those of {manifest.slot}")
-            self._check_model((t.name, t.dtype, t.shape) for t in manifest.tensors)
-            self._weights, self._torn, self._proof = None, None, None
-            self._arrived = set()
-            self._updating = manifest
+        self._claim.begin_update(manifest)
 
     def receive(self, plan: SendPlan, rendezvous: Rendezvous) -> int:
-        with self._lock:
-            if self._updating is None or self._receiving:
-                raise EngineRefused(f"{self._engine_id} cannot receive: no update has begun, or it is receiving")
-            self._check_model((t.name, t.dtype, t.shape) for t in plan.tensors)
-            self._arrived, self._proof = set(), None
-            self._receiving = True
-        try:
-            with self._computing():
-                return self._receiver.receive(plan, rendezvous, self._store)
-        finally:
-            with self._lock:
-                self._receiving = False
+        with self._claim.receiving(plan), self._computing():
+            return self._receiver.receive(plan, rendezvous, self._store)
 
     def prove(self) -> Proof:
-        with self._lock:
-            if self._receiving:
-                raise EngineRefused(f"{self._engine_id} cannot prove what is still arriving")
-            updating = self._updating
+        update = self._claim.to_prove()
         with self._computing():
             tensors = tuple(digest_tensor(name, self._tensors[name]) for name in sorted(self._tensors))
-        with self._lock:
-            if updating is not None and updating is self._updating and not self._receiving:
-                self._proof = tensors
-        return Proof(self._engine_id, updating.publish_id if updating else None, tensors)
+        self._claim.proven(update, tensors)
+        return Proof(self._engine_id, update.publish_id if update else None, tensors)
 
     def commit(self, manifest: Manifest) -> None:
-        with self._lock:
-            if self._updating != manifest:
-                under_way = self._updating.publish_id if self._updating else None
-                raise EngineRefused(
-                    f"{self._engine_id} cannot commit publish {manifest.publish_id}: under way is {under_way}"
-                )
-            if missing := sorted(self._tensors.keys() - self._arrived):
-                raise EngineRefused(f"{self._engine_id} cannot commit: {missing} never arrived")
-            if self._proof is None:
-                raise EngineRefused(f"{self._engine_id} cannot commit what it has not proven since it arrived")
-            if wrong := mismatches(manifest.tensors, self._proof):
-                raise EngineRefused(f"{self._engine_id} does not hold what was published: {'; '.join(wrong)}")
-            self._weights, self._updating = manifest.weights, None
+        self._claim.commit(manifest)
 
     def abort(self, reason: str) -> None:
-        with self._lock:
-            self._weights, self._updating, self._proof = None, None, None
-            self._torn = reason
-            self._paused = True
-            self._abort.set()
+        self._claim.give_up(reason)
 
     def view(self) -> EngineView:
-        with self._lock:
-            return EngineView(
-                engine_id=self._engine_id,
-                weights=self._weights,
-                updating=self._updating.publish_id if self._updating else None,
-                torn=self._torn,
-                paused=self._paused,
-                in_flight=self._in_flight,
-                pid=os.getpid(),
-            )
+        return self._claim.view(os.getpid())
 
     def close(self) -> None:
         """Leaves the groups of its transport."""
@@ -220,44 +137,9 @@ class EmbeddedEngine:
         with torch.no_grad():
             yield
 
-    def _refuse_unless_serving(self, expected: WeightId) -> None:
-        if self._weights is None:
-            raise EngineRefused(f"{self._engine_id} does not serve {expected}: {self._why_no_weights()}")
-        if self._weights != expected:
-            raise EngineRefused(f"{self._engine_id} serves weights {self._weights}, not {expected}")
-        if self._paused:
-            raise EngineRefused(f"{self._engine_id} is paused")
-
-    def _why_no_weights(self) -> str:
-        if self._updating is not None:
-            return f"publish {self._updating.publish_id} is under way"
-        if self._torn is not None:
-            return f"its last update came to nothing ({self._torn})"
-        return "nothing was ever published to it"
-
-    def _check_model(self, described: Iterator[tuple[str, str, tuple[int, ...]]]) -> None:
-        theirs: dict[str, tuple[str, tuple[int, ...]]] = {}
-        words: list[str] = []
-        for name, dtype, shape in described:
-            if name in theirs:
-                words.append(f"{name} comes twice")
-            theirs[name] = (dtype, shape)
-        ours = {name: (dtype_name(t.dtype), tuple(t.shape)) for name, t in self._tensors.items()}
-        words += [f"{name} is missing" for name in sorted(ours.keys() - theirs.keys())]
-        words += [f"{name} is not in this model" for name in sorted(theirs.keys() - ours.keys())]
-        words += [
-            f"{name} is {theirs[name][0]} {list(theirs[name][1])}, here {ours[name][0]} {list(ours[name][1])}"
-            for name in sorted(ours.keys() & theirs.keys())
-            if ours[name] != theirs[name]
-        ]
-        if words:
-            raise WeightsMismatch(f"{self._engine_id}: the update is not of this model: {'; '.join(words)}")
-
     def _store(self, spec: TensorSpec, tensor: Tensor) -> None:
-        if spec.name in self._arrived:
-            raise WeightsMismatch(f"{self._engine_id}: {spec.name} arrived twice")
+        self._claim.arrives(spec)
         self._tensors[spec.name].copy_(tensor)
-        self._arrived.add(spec.name)
 
     def _decoder(self, sampling: SamplingConfig) -> Callable[[Sequence[int]], str] | None:
         if self._tokenizer is None:
@@ -273,7 +155,7 @@ class EmbeddedEngine:
         sampling: SamplingConfig,
         decode: Callable[[Sequence[int]], str] | None,
     ) -> list[Outcome]:
-        if self._abort.is_set():
+        if self._claim.abort.is_set():
             return [Outcome((), (), "abort")] * len(requests)
         width = max(len(request.prompt_ids) for request in requests)
         ids = torch.full((len(requests), width), self._generation.pad_token_id, dtype=torch.int64)
@@ -287,7 +169,7 @@ class EmbeddedEngine:
             width,
             stop_ids=self._generation.stop_ids,
             decode=decode,
-            aborted=self._abort.is_set,
+            aborted=self._claim.abort.is_set,
         )
         output = self._model.generate(
             ids.to(self._device),
