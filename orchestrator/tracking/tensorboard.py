@@ -22,7 +22,7 @@ class TensorBoardTracker:
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         for name, value in scalars(metrics).items():
-            self._writer.add_scalar(name, value, step, new_style=True)
+            self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from orchestrator.tracking.base import Tracker
 class Tolerant:
     """Opens a tracker and passes on to it. What it raises is counted; the first failure and the count are said.
 
-    `close` may be called again, and waits `close_timeout_s` at most: a tracker that waits for its server is left behind.
+    `close` may be called again. It waits `close_timeout_s` at most: a tracker that waits for its server is left behind.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Metrics to Weights & Biases: one run there for a run here, however often it is resumed.
 
-Credentials are W&B's own affair: it finds `WANDB_API_KEY` or a login of its own in the driver's environment. Neither the
-command line, nor the source, nor the environment of the process is collected.
+Credentials are W&B's own affair: it finds `WANDB_API_KEY` or a login of its own in the driver's environment. Nothing of
+the command line, the source or the environment is collected.
 """
 
 from __future__ import annotations
