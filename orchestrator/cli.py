@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from orchestrator import checks, resuming, surroundings
+from orchestrator.commands.command_line import parser, print_json
 from orchestrator.config import Config
 from orchestrator.exit_codes import ExitCode, exit_code
 from orchestrator.interrupts import raise_on_sigterm
@@ -25,6 +24,7 @@ usage: slotwise COMMAND ...
   audit RUN_DIR [--json]                                             replay a run's journals and check the invariants
   convert SOURCE OUT                                                 Hugging Face -> native checkpoint, and back
   diagram                                                            the state machine as Mermaid
+  doctor [--json]                                                    what this machine can run, and what is missing
 
 `slotwise COMMAND --help` says more. Exit codes: 0 done, 2 configuration, 3 resume, 4 a slot invariant was violated,
 5 a worker or engine failed, 130 interrupted.
@@ -60,7 +60,7 @@ def _report(error: BaseException, as_json: bool) -> int:
             print("interrupted" + (f": {error}" if str(error) else ""), file=sys.stderr)
         case ExitCode.CONFIG if isinstance(error, ConfigError):
             if as_json:
-                _print_json(
+                print_json(
                     {"problems": [{"key": p.key, "where": p.where, "message": p.message} for p in error.problems]}
                 )
             for problem in error.problems:
@@ -110,7 +110,7 @@ def _checked(path: Path, flags: Sequence[str]) -> Config:
 def _print_dry_run(config: Config, plan: ResumePlan, ref: LoadSpec | None, as_json: bool) -> None:
     if as_json:
         loads = {"actor": _load_json(plan.load)} | ({} if ref is None else {"ref": _load_json(ref)})
-        _print_json({"config": config.model_dump(mode="json"), "resume": plan.to_json(), "loads": loads})
+        print_json({"config": config.model_dump(mode="json"), "resume": plan.to_json(), "loads": loads})
         return
     print(to_yaml(config))
     print(f"# starts at rollout {plan.start_rollout_id} of {config.loop.num_rollout}: {plan.reason}")
@@ -124,11 +124,11 @@ def _load_json(load: LoadSpec) -> dict[str, Any]:
 
 
 def _slots(arguments: list[str]) -> int:
-    parser = _parser("slots", "Which weights are live on every rank and engine.")
-    parser.add_argument("--run", help="run directory, or a name under runs/ (default: the newest there)")
-    parser.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
+    command_line = parser("slots", "Which weights are live on every rank and engine.")
+    command_line.add_argument("--run", help="run directory, or a name under runs/ (default: the newest there)")
+    command_line.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
+    command_line.add_argument("--json", action="store_true")
+    options = command_line.parse_args(arguments)
     import time
 
     from rich.console import Console
@@ -139,41 +139,43 @@ def _slots(arguments: list[str]) -> int:
     run_dir = slots_view.find_run(options.run)
     if options.watch and options.json:
         for view in slots_view.watch(run_dir, interval_s=1.0):
-            _print_json(view)
+            print_json(view)
     elif options.watch:
         with Live(auto_refresh=False, screen=True) as live:
             for view in slots_view.watch(run_dir, interval_s=1.0):
                 live.update(slots_view.render(view, time.time()), refresh=True)
     view = slots_view.read(run_dir)
     if options.json:
-        _print_json(view)
+        print_json(view)
     else:
         Console().print(slots_view.render(view, time.time()))
     return ExitCode.DONE
 
 
 def _audit(arguments: list[str]) -> int:
-    parser = _parser("audit", "Replay a run's journals, check the invariants and print a timeline.")
-    parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
+    command_line = parser("audit", "Replay a run's journals, check the invariants and print a timeline.")
+    command_line.add_argument("run_dir", type=Path)
+    command_line.add_argument("--json", action="store_true")
+    options = command_line.parse_args(arguments)
     if not options.run_dir.is_dir():
         raise ConfigError([Problem("RUN_DIR", f"{options.run_dir} is not a directory")])
     from state.audit import audit
 
     report = audit(options.run_dir)
     if options.json:
-        _print_json(report.to_json())
+        print_json(report.to_json())
     else:
         print(report)
     return ExitCode.DONE if report.ok else ExitCode.INVARIANT
 
 
 def _convert(arguments: list[str]) -> int:
-    parser = _parser("convert", "Hugging Face directory -> native `release` checkpoint; a native checkpoint -> back.")
-    parser.add_argument("source", type=Path, metavar="SOURCE")
-    parser.add_argument("out", type=Path, metavar="OUT")
-    options = parser.parse_args(arguments)
+    command_line = parser(
+        "convert", "Hugging Face directory -> native `release` checkpoint; a native checkpoint -> back."
+    )
+    command_line.add_argument("source", type=Path, metavar="SOURCE")
+    command_line.add_argument("out", type=Path, metavar="OUT")
+    options = command_line.parse_args(arguments)
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise ConfigError([Problem("OUT", f"{options.out} is there already; name a new directory")])
     from workers.megatron import convert
@@ -183,26 +185,17 @@ def _convert(arguments: list[str]) -> int:
 
 
 def _diagram(arguments: list[str]) -> int:
-    _parser("diagram", "The state machine of a training worker, as Mermaid.").parse_args(arguments)
+    parser("diagram", "The state machine of a training worker, as Mermaid.").parse_args(arguments)
     from state.lifecycle import mermaid
 
     print(mermaid(), end="")
     return ExitCode.DONE
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports a wrong command line as the other commands do."""
+def _doctor(arguments: list[str]) -> int:
+    from orchestrator.commands import doctor
 
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError([Problem(self.prog, message)])
-
-
-def _parser(command: str, about: str) -> argparse.ArgumentParser:
-    return _Parser(prog=f"slotwise {command}", description=about, allow_abbrev=False)
-
-
-def _print_json(value: Mapping[str, Any]) -> None:
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    return doctor.main(arguments)
 
 
 _COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
@@ -211,4 +204,5 @@ _COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
     "audit": _audit,
     "convert": _convert,
     "diagram": _diagram,
+    "doctor": _doctor,
 }
