@@ -41,7 +41,7 @@ def directory(load: LoadSpec) -> Path:
     """Where the files of a native or release checkpoint stand."""
     match load.kind, load.path, load.iteration:
         case "native", str(path), int(iteration):
-            return checkpoints.iteration_dir(Path(path), iteration)
+            return checkpoints.iteration_dir(Path(path), iteration) / (load.part or "")
         case "release", str(path), _:
             return checkpoints.release_dir(Path(path))
     raise ResumeError(f"{load} does not name a native checkpoint: it needs a path, and an iteration unless a release")
@@ -58,6 +58,13 @@ def save_state(path: Path, model: Module, optimizer: TrainOptimizer, *, permit: 
         _RUN: {"num_steps": optimizer.num_steps, "layout": _layout(), "masters": optimizer.masters},
     }
     _save(state, path)
+
+
+def save_slot(path: Path, model: Module, *, permit: ActorPermit) -> None:
+    """Write the weights that the live tensors stand for, of another slot than the actor, into `path`; makes it."""
+    permit.require("save")
+    path.mkdir(parents=True, exist_ok=True)
+    _save({"model": bare(model).sharded_state_dict()}, path)
 
 
 def save_weights(path: Path, model: Module) -> None:
@@ -151,23 +158,29 @@ def _or_resume_error(path: Path, read: Callable[[], Any]) -> Any:
 
 def _whole(path: Path) -> Metadata:
     """The index of a checkpoint all of whose files are there, as long as the index says."""
-    for name in ("metadata.json", "common.pt", ".metadata"):
-        if not (path / name).is_file():
-            raise ResumeError(f"{path} is not a whole checkpoint: {name} is missing")
+    for name in ("metadata.json", ".metadata"):
+        _must_be_there(path, name)
     metadata: Metadata = _or_resume_error(path / ".metadata", lambda: FileSystemReader(path).read_metadata())
+    # From megatron-core 0.17 on, what is not sharded is an object among the others.
+    if not any(key.startswith("common_state") for key in metadata.state_dict_metadata):
+        _must_be_there(path, "common.pt")
     needed: dict[str, int] = {}
     for part in (metadata.storage_data or {}).values():
         end = part.offset + part.length
         needed[part.relative_path] = max(end, needed.get(part.relative_path, 0))
     for name, size in sorted(needed.items()):
-        file = path / name
-        if not file.is_file():
-            raise ResumeError(f"{path} is not a whole checkpoint: {name} is missing")
+        file = _must_be_there(path, name)
         if file.stat().st_size < size:
             raise ResumeError(
                 f"{path} is not a whole checkpoint: {name} has {file.stat().st_size} bytes, its index says {size}"
             )
     return metadata
+
+
+def _must_be_there(path: Path, name: str) -> Path:
+    if not (path / name).is_file():
+        raise ResumeError(f"{path} is not a whole checkpoint: {name} is missing")
+    return path / name
 
 
 def _require(path: Path, metadata: Metadata, state: dict[str, Any]) -> None:
