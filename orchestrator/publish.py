@@ -47,7 +47,8 @@ class Engines(Protocol):
         """By engine, in words, every tensor that is not the manifest's; empty: it holds exactly that."""
 
     def commit(self, manifest: Manifest, engines: Sequence[str]) -> tuple[str, ...]:
-        """These engines serve the manifest's version from now on; ids of those that really do."""
+        """These engines serve the manifest's version from now on, the others of the update nothing; ids of those
+        that really do."""
 
     def abort(self, publish_id: str, engines: Sequence[str], reason: str) -> None:
         """These engines hold nothing that may serve."""
@@ -123,11 +124,8 @@ class Publisher:
 
     def _conclude(self, manifest: Manifest, verdict: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
         proven = tuple(engine for engine, differences in verdict.items() if not differences)
-        torn = {engine: differences for engine, differences in verdict.items() if differences}
-        for engine, differences in torn.items():
-            self.engines.abort(manifest.publish_id, [engine], f"{len(differences)} tensors differ: {differences[0]}")
         if not proven:
-            words = "; ".join(f"{engine}: {differences[0]}" for engine, differences in torn.items())
+            words = "; ".join(f"{engine}: {differences[0]}" for engine, differences in verdict.items())
             raise PublishFailed(f"publish {manifest.publish_id}: no engine holds {manifest.slot} as sworn to: {words}")
         return self.engines.commit(manifest, proven)
 
