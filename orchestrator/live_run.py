@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator import resuming
 from orchestrator.config import Config
+from orchestrator.fingerprints import fingerprints
 from orchestrator.interrupts import Stop
 from orchestrator.manager_client import ManagerClient, PendingRollout
 from orchestrator.publish import Publisher
@@ -35,6 +36,7 @@ class LiveRun:
         self._gang, self._manager, self._publisher = gang, manager, publisher
         self._steps, self._evals = steps, evals
         self._stop = stop
+        self._fingerprints = fingerprints(config) if config.checkpoint.save_interval is not None else {}
         self._published: WeightId | None = None
         self._publishes = 0
         self._metrics: dict[str, Any] = {}
@@ -80,7 +82,7 @@ class LiveRun:
             "version": quorum.weights.version,
             "digest": quorum.digest,
             "tensors": {t.name: f"{t.value:016x}" for t in quorum.tensors},
-            "fingerprint": resuming.fingerprint(self._config),
+            "fingerprint": self._fingerprints,
             "layout": {
                 "num_workers": self._config.train.num_workers,
                 "tensor_model_parallel_size": self._config.train.tensor_model_parallel_size,

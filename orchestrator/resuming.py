@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from orchestrator.config import Config
+from orchestrator.fingerprints import differing, fingerprints
 from state import checkpoints
 from state.checkpoints import Inventory
 from state.errors import ResumeError
 from state.resume import LoadSpec, NoBase, ResumePlan, ResumeRequest, plan_resume, plan_slot_load
-
-_NOT_ARCHITECTURE = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache")
 
 
 def run_dir(config: Config) -> Path:
@@ -49,9 +46,7 @@ def plan(config: Config) -> ResumePlan:
         start_rollout_id=config.loop.start_rollout_id,
     )
     inventory = checkpoints.inspect(root) if root is not None else None
-    made = plan_resume(request, inventory)
-    _check_same_model(config, made, inventory)
-    return made
+    return _of_the_same(config, plan_resume(request, inventory), inventory)
 
 
 def plan_ref(config: Config) -> LoadSpec | None:
@@ -82,16 +77,6 @@ def protected(config: Config) -> tuple[int, ...]:
     return tuple(step for step in steps if step is not None)
 
 
-def fingerprint(config: Config) -> dict[str, str]:
-    """What a checkpoint must agree on with the run that continues from it; goes into its marker as `fingerprint`.
-
-    (Data and tokenizer are fingerprinted by the data source, beside its cursor.)
-    """
-    architecture = {key: value for key, value in _hf_config(config).items() if key not in _NOT_ARCHITECTURE}
-    text = json.dumps(architecture, sort_keys=True, default=str)
-    return {"model": f"{architecture.get('model_type')}/{hashlib.sha256(text.encode()).hexdigest()[:16]}"}
-
-
 def _base(config: Config) -> LoadSpec | NoBase:
     """What a fresh actor starts from. A `ref.load` that cannot be used is a problem only where it is needed."""
     model = config.model
@@ -118,28 +103,27 @@ def _slot_load(config: Config, ckpt_step: int | None) -> LoadSpec:
     return plan_slot_load(str(root), ckpt_step, checkpoints.inspect(root), config.model.megatron_to_hf_mode, "ref")
 
 
-def _check_same_model(config: Config, made: ResumePlan, inventory: Inventory | None) -> None:
+def _of_the_same(config: Config, made: ResumePlan, inventory: Inventory | None) -> ResumePlan:
+    """`made`, unless the checkpoint is of another model, tokenizer or data than the run. `checkpoint.allow_mismatch`
+    makes a warning of that; prompts then begin with the first, since the cursor counts others."""
     if inventory is None or made.source != "native" or made.iteration not in inventory.ours:
-        return
+        return made
     directory = checkpoints.iteration_dir(inventory.path, made.iteration)
-    saved = checkpoints.read_marker(directory).get("fingerprint")
-    current = fingerprint(config)
-    if saved is not None and saved != current:
+    found = differing(checkpoints.read_marker(directory).get("fingerprint", {}), fingerprints(config))
+    if not made.load_data:
+        found.pop("data", None)
+    allowed = config.checkpoint.allow_mismatch
+    words = {kind: f"{kind} {saved} there, {current} here" for kind, (saved, current) in found.items()}
+    if refused := [kind for kind in found if kind not in allowed]:
         raise ResumeError(
-            f"{directory} was saved from another model: its fingerprint is {saved}, that of this run {current}. "
-            "Use the same model, or another checkpoint.load"
+            f"{directory} was saved by a run with another {' and another '.join(refused)}: "
+            f"{'; '.join(words[kind] for kind in refused)}. Continue with the same, name another checkpoint.load or "
+            f"checkpoint.save, or accept it with checkpoint.allow_mismatch [{', '.join(refused)}]"
         )
-
-
-def _hf_config(config: Config) -> dict[str, Any]:
-    if config.model.config is not None:
-        return config.model.config
-    assert config.model.hf_checkpoint is not None
-    path = Path(config.model.hf_checkpoint) / "config.json"
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ResumeError(f"{path} cannot be read as a Hugging Face config: {error}") from error
-    if not isinstance(value, dict):
-        raise ResumeError(f"{path} is not a Hugging Face config")
-    return value
+    warnings = [
+        f"checkpoint.allow_mismatch: continuing from {directory} with another {word}" for word in words.values()
+    ]
+    if made.load_data and {"tokenizer", "data"} & found.keys():
+        warnings.append("the data cursor and samples still waiting are left behind: prompts begin with the first")
+        made = replace(made, load_data=False, reason=f"{made.reason}; the data cursor is left behind")
+    return replace(made, warnings=(*made.warnings, *warnings))

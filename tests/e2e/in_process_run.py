@@ -1,0 +1,230 @@
+"""A whole run in one process: the real loop, rank, engine, data, rewards, checkpoints and plan to resume, without Ray.
+
+For tests that need many runs. What is left out is only what carries calls between processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from orchestrator import resuming
+from orchestrator.config import Config
+from orchestrator.interrupts import Stop
+from orchestrator.live_run import LiveRun
+from orchestrator.loops import train_loop
+from orchestrator.publish import Published
+from orchestrator.rollout_desk import RolloutDesk, RolloutRefs
+from orchestrator.run import config_hash, worker_specs
+from orchestrator.run_dir import RunDir
+from orchestrator.tracking.jsonl import JsonlTracker
+from state import checkpoints
+from state.gang import GangId, Quorum, agree
+from state.resume import ResumePlan
+from state.slots import WeightId
+from tests.e2e.runs import TINY, lines, merged
+from workers.batch import TrainShard
+from workers.config import SamplingConfig
+from workers.megatron import parallel
+from workers.megatron.spec import WorkerSpec
+from workers.megatron.worker import MegatronRank
+from workers.rollout.embedded import EmbeddedEngine
+from workers.rollout.protocol import GenerateRequest, GenerateResult, mismatches
+from workers.weights.base import Sink
+from workers.weights.buckets import TensorSpec
+from workers.weights.manifest import Manifest
+from workers.weights.rendezvous import Rendezvous
+from workers.weights.send_plan import SendPlan, plan_send
+
+Trained = tuple[int, int, int, tuple[int, ...], tuple[int, ...]]
+"""Rollout, group, index, prompt, response."""
+
+
+class Cut(BaseException):
+    """Stands for SIGKILL: nothing catches it."""
+
+
+def configuration(run_dir: Path, changes: Mapping[str, Any]) -> Config:
+    base = merged(TINY, {"run": {"name": "run", "dir": str(run_dir)}, "train": {"num_workers": 1}})
+    return Config.model_validate(merged(base, dict(changes)))
+
+
+class Gang:
+    """`TrainGroup` of one rank in this process. Whatever it trains on is written down."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.rank = MegatronRank(spec, "127.0.0.1")
+        self.trained: list[Trained] = []
+        self.rank.init(self.rank.open_meeting())
+
+    def agree(self, publish_id: str) -> Quorum:
+        return agree([self.rank.attest()], publish_id)
+
+    def train(self, shards: Sequence[TrainShard]) -> dict[str, float]:
+        (shard,) = shards
+        metrics = self.rank.train(shard)
+        assert metrics is not None
+        self.trained += [(shard.rollout_id, s.group_id, s.index, s.prompt_ids, s.response_ids) for s in shard.samples]
+        return metrics
+
+    def save(self, quorum: Quorum, path: str) -> None:
+        self.rank.save(quorum, path)
+
+
+class FromRank:
+    """Stands for a transport: reads the tensors of the rank where they are."""
+
+    def __init__(self, rank: MegatronRank) -> None:
+        self._rank = rank
+
+    def receive(self, plan: SendPlan, rendezvous: Rendezvous, sink: Sink) -> int:
+        pieces = list(self._rank._weights.pieces())
+        for spec in plan.tensors:
+            whole = torch.empty(spec.shape)
+            for piece in pieces:
+                if piece.name == spec.name:
+                    region = piece.region
+                    box = tuple(slice(o, o + n) for o, n in zip(region.offset, region.shape, strict=True))
+                    whole[box] = piece.tensor.detach()
+            sink(TensorSpec(spec.name, spec.dtype, spec.shape), whole)
+        return plan.nbytes
+
+    def close(self) -> None:
+        return
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A rollout that was generated when it was asked for."""
+
+    rollout_id: int
+    refs: RolloutRefs
+
+    def wait(self) -> RolloutRefs:
+        return self.refs
+
+
+class Engines:
+    """The one engine, as rollouts need it; `requests` counts those it answered."""
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self._engine = engine
+        self.requests = 0
+
+    def serving(self, weights: WeightId) -> Sequence[str]:
+        return ["engine"] if self._engine.view().weights == weights else []
+
+    async def generate(
+        self, engine_id: str, requests: Sequence[GenerateRequest], sampling: SamplingConfig, expected: WeightId
+    ) -> Sequence[GenerateResult]:
+        self.requests += len(requests)
+        return self._engine.generate(requests, sampling, expected)
+
+
+class Manager:
+    """`ManagerClient` in this process."""
+
+    def __init__(self, config: Config, engines: Engines, plan: ResumePlan, run_dir: Path) -> None:
+        state = None
+        if plan.load_data:
+            assert plan.path is not None
+            assert plan.iteration is not None
+            state = checkpoints.read_data(checkpoints.iteration_dir(plan.path, plan.iteration))
+        samples = run_dir / "samples.jsonl"
+        self._desk = RolloutDesk(config, engines, samples, plan.start_rollout_id, state, put=lambda shard: shard)
+
+    def generate(self, rollout_id: int, weights: WeightId) -> Pending:
+        return Pending(rollout_id, asyncio.run(self._desk.generate(rollout_id, weights)))
+
+    def evaluate(self, rollout_id: int, weights: WeightId) -> Mapping[str, Any]:
+        return asyncio.run(self._desk.evaluate(rollout_id, weights))
+
+    def mark_trained(self, rollout_id: int) -> None:
+        self._desk.mark_trained(rollout_id)
+
+    def data_state(self) -> dict[str, Any]:
+        return self._desk.data_state()
+
+
+@dataclass(frozen=True)
+class Publisher:
+    """`publish.Publisher` with the same proof, and no transport."""
+
+    gang: Gang
+    engine: EmbeddedEngine
+
+    def publish(self, publish_id: str) -> Published:
+        quorum = self.gang.agree(publish_id)
+        self.gang.rank.begin_publish(quorum)
+        manifest = Manifest(quorum.run, publish_id, quorum.slot, quorum.weights, quorum.tensors)
+        self.engine.pause()
+        self.engine.flush()
+        self.engine.begin_update(manifest)
+        nbytes = self.engine.receive(plan_send(quorum.holders, quorum.tensors, 1 << 30), Rendezvous(("engine",), ()))
+        assert mismatches(manifest.tensors, self.engine.prove().tensors) == ()
+        self.engine.commit(manifest)
+        self.engine.resume()
+        self.gang.rank.end_publish(None)
+        return Published(quorum.weights, quorum.digest, ("engine",), nbytes, 0.0, 0.0)
+
+
+class CutRun(LiveRun):
+    """A run that ends as if killed, once it has saved rollout `cut_after`."""
+
+    cut_after: int | None = None
+
+    def save(self, rollout_id: int) -> None:
+        super().save(rollout_id)
+        if rollout_id == self.cut_after:
+            raise Cut
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one process of a run did. `steps` is `metrics.jsonl` as it stood when it ended."""
+
+    plan: ResumePlan
+    trained: list[Trained]
+    steps: list[dict[str, Any]]
+    requests: int
+
+
+def go(
+    run_dir: Path,
+    changes: Mapping[str, Any],
+    *,
+    cut_after: int | None = None,
+    sabotage: Callable[[WorkerSpec], WorkerSpec] = lambda spec: spec,
+) -> Outcome:
+    """Run, or continue, to the end or until cut. Everything that a process holds is made anew and given up."""
+    torch.set_num_threads(1)
+    config = configuration(run_dir, changes)
+    plan = resuming.plan(config)
+    directory = RunDir.open(config, plan)
+    steps = JsonlTracker(directory.path / "metrics.jsonl", plan.start_rollout_id)
+    evals = JsonlTracker(directory.path / "eval.jsonl", plan.start_rollout_id)
+    gang_id = GangId(1, directory.incarnation, config_hash(config))
+    (spec,) = worker_specs(config, plan, gang_id, str(directory.path), "127.0.0.1")
+    gang = Gang(sabotage(spec))
+    try:
+        directory.gang_started(gang_id, plan)
+        engine = EmbeddedEngine("engine", config.model, FromRank(gang.rank))
+        engines = Engines(engine)
+        manager: Any = Manager(config, engines, plan, directory.path)
+        publisher: Any = Publisher(gang, engine)
+        anyone: Any = gang
+        run = CutRun(config, directory, anyone, manager, publisher, steps, evals, Stop(0.0))
+        run.cut_after = cut_after
+        with suppress(Cut):
+            train_loop(run, config, plan.start_rollout_id)
+    finally:
+        steps.close()
+        evals.close()
+        parallel.shutdown()
+    return Outcome(plan, gang.trained, lines(directory.path / "metrics.jsonl"), engines.requests)
