@@ -16,12 +16,14 @@ from state.digest import Piece, Region, digest_tensor
 from state.gang import ActorPermit, PermitVoid, Quorum, mint_permit
 from state.slots import Slot, WeightId
 from tests.workers.gang_processes import Place, gloo, run_gang
+from workers.weights import transports
 from workers.weights.base import TransportError
 from workers.weights.buckets import TensorSpec, views
 from workers.weights.distributed import DistributedReceiver, DistributedSender
 from workers.weights.process_group import listen
 from workers.weights.rendezvous import Endpoint, Rendezvous
 from workers.weights.send_plan import Holders, SendPlan, plan_send
+from workers.weights.transports import Transport
 
 HERE = "tests.workers.test_distributed_transport"
 LOOPBACK = "127.0.0.1"
@@ -109,7 +111,7 @@ class Held(dict[str, Tensor]):
 # --- two trainers with a group of their own, two engines outside of it
 
 
-def publish_over_processes(place: Place, directory: str) -> list[str]:
+def publish_over_processes(place: Place, directory: str, transport: Transport) -> list[str]:
     """Ranks 0 and 1 train, the others are engines; meeting points pass through a store as through a driver."""
     board = dist.FileStore(f"{directory}/board", -1)
     board.set_timeout(timedelta(seconds=30))
@@ -119,11 +121,11 @@ def publish_over_processes(place: Place, directory: str) -> list[str]:
     with ExitStack() as stack:
         if place.rank < 2:
             stack.enter_context(gloo(Place(place.rank, 2, f"file://{directory}/trainers")))
-            sender = DistributedSender(place.rank, host=LOOPBACK, device="cpu", timeout_s=20)
+            sender = transports.sender(transport, place.rank, host=LOOPBACK, device="cpu", timeout_s=20)
             stack.callback(sender.close)
         else:
             engine = ENGINES[place.rank - 2]
-            receiver = DistributedReceiver(engine, device="cpu", timeout_s=20)
+            receiver = transports.receiver(transport, engine, device="cpu", timeout_s=20)
             stack.callback(receiver.close)
         for number, (bucket_bytes, engines) in enumerate(rounds):
             plan = plan_of(holders, bucket_bytes)
@@ -140,14 +142,20 @@ def publish_over_processes(place: Place, directory: str) -> list[str]:
                 held = Held()
                 assert receiver.receive(plan, Rendezvous(engines, endpoints), held.sink) == plan.nbytes
                 held.check()
-                assert len(receiver._groups) == len(plan.leaders), "groups of former rounds are left"
+                if isinstance(receiver, DistributedReceiver):
+                    assert len(receiver._groups) == len(plan.leaders), "groups of former rounds are left"
         board.set(f"done/{place.rank}", "")
         board.wait([f"done/{rank}" for rank in range(4)])
     return tokens
 
 
+def test_every_engine_gets_every_tensor_over_shared_memory(tmp_path: Path):
+    tokens = run_gang(f"{HERE}:publish_over_processes", 4, (str(tmp_path), "ipc"), time_limit_s=60)
+    assert len(set(tokens[0])) == 4, "a transfer was taken for a former one"
+
+
 def test_every_engine_gets_every_tensor_from_all_leaders_for_any_bucket_size(tmp_path: Path):
-    tokens = run_gang(f"{HERE}:publish_over_processes", 4, (str(tmp_path),), time_limit_s=60)
+    tokens = run_gang(f"{HERE}:publish_over_processes", 4, (str(tmp_path), "distributed"), time_limit_s=60)
     for leader in (0, 1):
         first, second, third, fewer_engines = tokens[leader]
         assert first == second == third

@@ -7,24 +7,18 @@ trainers' own group. Everyone works through streams, buckets and tensors in the 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from datetime import timedelta
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import ProcessGroup, TCPStore
 
-from state.digest import Region, dtype_name
 from state.gang import ActorPermit
 from state.store import LiveWeights
+from workers.weights.assembly import Assembly
 from workers.weights.base import Sink, TransportError
-from workers.weights.buckets import Bucket, views
+from workers.weights.buckets import views
 from workers.weights.process_group import BroadcastGroup, Device, connect, listen
 from workers.weights.rendezvous import Endpoint, Rendezvous
 from workers.weights.send_plan import SendPlan, Stream
-
-_Pieces = Mapping[tuple[str, Region], Tensor]
 
 
 class DistributedSender:
@@ -57,11 +51,10 @@ class DistributedSender:
     def send(self, permit: ActorPermit, plan: SendPlan, weights: LiveWeights) -> int:
         permit.require("publish")
         try:
-            pieces = {(piece.name, piece.region): piece.tensor.detach() for piece in weights.pieces()}
-            _check_pieces(self._rank, plan, pieces)
+            assembly = Assembly(self._rank, plan, weights, timeout_s=self._timeout_s, peers=self._peers)
             if self._rank in plan.leaders:
                 self._join()
-            sent = sum(self._send_stream(permit, stream, pieces) for stream in plan.streams)
+            sent = sum(self._send_stream(permit, stream, assembly) for stream in plan.streams)
             if self._device == "cuda":
                 torch.cuda.synchronize()
             return sent
@@ -90,50 +83,20 @@ class DistributedSender:
             timeout_s=self._timeout_s,
         )
 
-    def _send_stream(self, permit: ActorPermit, stream: Stream, pieces: _Pieces) -> int:
+    def _send_stream(self, permit: ActorPermit, stream: Stream, assembly: Assembly) -> int:
         leads = stream.leader == self._rank
         largest = max((bucket.nbytes for bucket in stream.buckets), default=0)
         buffer = torch.zeros(largest if leads else 0, dtype=torch.uint8, device=self._device)
         for number, bucket in enumerate(stream.buckets):
             permit.require("publish")
             if not leads:
-                self._give(stream, bucket, pieces)
+                assembly.give(stream, bucket)
                 continue
-            self._assemble(stream, bucket, pieces, buffer)
+            assembly.fill(stream, bucket, buffer)
             assert self._group is not None
             what = f"bucket {number + 1} of {len(stream.buckets)}"
             self._group.broadcast(buffer[: bucket.nbytes], what)
         return stream.nbytes if leads else 0
-
-    def _assemble(self, stream: Stream, bucket: Bucket, pieces: _Pieces, buffer: Tensor) -> None:
-        for spec, whole in views(bucket, buffer):
-            for rank, region in stream.holders[spec.name]:
-                part = whole[tuple(slice(o, o + n) for o, n in zip(region.offset, region.shape, strict=True))]
-                if rank == self._rank:
-                    part.copy_(pieces[spec.name, region])
-                elif region.numel:
-                    arrived = torch.empty(region.shape, dtype=whole.dtype, device=whole.device)
-                    work = dist.irecv(_bytes(arrived), src=rank, group=self._peers)
-                    self._finish(work, f"a piece of {spec.name} from trainer rank {rank}")
-                    part.copy_(arrived)
-
-    def _give(self, stream: Stream, bucket: Bucket, pieces: _Pieces) -> None:
-        for entry in bucket.entries:
-            for rank, region in stream.holders[entry.tensor.name]:
-                if rank == self._rank and region.numel:
-                    piece = _bytes(pieces[entry.tensor.name, region])
-                    work = dist.isend(piece, dst=stream.leader, group=self._peers)
-                    self._finish(work, f"trainer rank {stream.leader} to take its piece of {entry.tensor.name}")
-
-    def _finish(self, work: dist.Work | None, what: str) -> None:
-        if work is None:
-            raise TransportError(f"trainer rank {self._rank} is not in the group that pieces travel in")
-        try:
-            work.wait(timedelta(seconds=self._timeout_s))
-        except RuntimeError as error:
-            raise TransportError(
-                f"trainer rank {self._rank} waited up to {self._timeout_s:g} s for {what}: {error}"
-            ) from error
 
 
 class DistributedReceiver:
@@ -193,23 +156,3 @@ class DistributedReceiver:
                     sink(spec, tensor)
                 except Exception as error:
                     problems.append(error)
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """A tensor as flat uint8, which every backend moves, whatever the dtype; a copy unless it is contiguous."""
-    return tensor.reshape(-1).view(torch.uint8)
-
-
-def _check_pieces(rank: int, plan: SendPlan, pieces: _Pieces) -> None:
-    """That this rank holds what the plan says it holds, before anyone waits for it."""
-    for stream in plan.streams:
-        dtypes = {e.tensor.name: e.tensor.dtype for bucket in stream.buckets for e in bucket.entries}
-        for name, holders in stream.holders.items():
-            for holder, region in holders:
-                if holder != rank:
-                    continue
-                piece = pieces.get((name, region))
-                if piece is None:
-                    raise ValueError(f"trainer rank {rank} was to send {region} of {name}, which it does not hold")
-                if dtype_name(piece.dtype) != dtypes[name]:
-                    raise ValueError(f"trainer rank {rank} holds {name} as {piece.dtype}, not as {dtypes[name]}")
