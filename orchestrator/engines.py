@@ -58,7 +58,7 @@ def start_engines(config: Config, actor_options: Sequence[Mapping[str, Any]]) ->
             max_batch_size=rollout.max_batch_size,
             num_threads=max(1, int(rollout.cpus_per_engine)),
             tokenizer=config.model.tokenizer or config.model.hf_checkpoint,
-            transfer_timeout_s=config.weights.timeout_s,
+            weights=config.weights,
         )
         engines.append(RayEngine(engine_id, handle))
     return engines

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import ray
 
 from state.slots import WeightId
-from workers.config import ModelConfig, SamplingConfig
+from workers.config import ModelConfig, SamplingConfig, WeightsConfig
 from workers.rollout.protocol import EngineView, GenerateRequest, GenerateResult, Proof
 from workers.weights.manifest import Manifest
 from workers.weights.process_group import Device
@@ -35,16 +35,16 @@ class EmbeddedEngineActor:
         max_batch_size: int,
         num_threads: int,
         tokenizer: str | None,
-        transfer_timeout_s: float,
+        weights: WeightsConfig,
     ) -> None:
         from workers.rollout.embedded import EmbeddedEngine
-        from workers.weights.distributed import DistributedReceiver
+        from workers.weights import transports
 
         self._engine_id = engine_id
         self._engine = EmbeddedEngine(
             engine_id,
             model,
-            DistributedReceiver(engine_id, device=device, timeout_s=transfer_timeout_s),
+            transports.receiver(weights.transport, engine_id, device=device, timeout_s=weights.timeout_s),
             device=device,
             max_batch_size=max_batch_size,
             num_threads=num_threads,
