@@ -16,7 +16,7 @@ class Tolerant:
     """
 
     def __init__(
-        self, name: str, opener: Callable[[], Tracker], say: Callable[[str], None], close_timeout_s: float = 60.0
+        self, name: str, opener: Callable[[], Tracker], say: Callable[[str], None], close_timeout_s: float = 30.0
     ) -> None:
         self._name, self._say, self._close_timeout_s = name, say, close_timeout_s
         self.failures = 0

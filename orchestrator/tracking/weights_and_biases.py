@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,10 @@ from orchestrator.tracking.base import scalars
 from state.errors import SlotwiseError
 
 STEP = "rollout"
+FLUSH_S = 1.0
+"""How long W&B's process keeps what it was told before it writes it."""
+KEPT = 64
+"""Steps that can be told again; far more than a process of W&B that has ended goes unnoticed for."""
 RUN_ID_FILE = "wandb-run-id.txt"
 
 
@@ -27,13 +33,18 @@ class NotLoggedIn(SlotwiseError):
 
 
 class WandbTracker:
-    """Logs against the axis `rollout`, so that a run that continues from an earlier step is on the same axis again."""
+    """Logs against the axis `rollout`, so that a run that continues from an earlier step is on the same axis again.
+
+    W&B writes in a process of its own, which `ray job stop` and Ctrl-C end before the run has ended. Then another one
+    is started, and told again what the first may not have written. (So a step may be there twice, with one value.)
+    """
 
     def __init__(self, config: Config, run_dir: Path) -> None:
         options = config.tracking.wandb
         if options.mode == "online" and not wandb.login(prompt=False):
             raise NotLoggedIn("no credentials; set WANDB_API_KEY in the driver's environment, or use mode offline")
-        settings = wandb.Settings(
+        self._config = config.model_dump(mode="json")
+        self._settings = wandb.Settings(
             mode="online" if options.mode == "online" else "offline",
             run_id=run_id(run_dir),
             resume="allow",
@@ -48,16 +59,38 @@ class WandbTracker:
             init_timeout=60,
             x_disable_meta=True,
             x_disable_stats=True,
+            x_transaction_log_flush_interval=FLUSH_S,
         )
-        self._run = wandb.init(config=config.model_dump(mode="json"), settings=settings)
-        self._run.define_metric(STEP)
-        self._run.define_metric("*", step_metric=STEP)
+        self._recent: deque[dict[str, float]] = deque(maxlen=KEPT)
+        self._run = self._open()
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self._run.log({STEP: step, **scalars(metrics)})
+        row = {STEP: step, **scalars(metrics)}
+        self._recent.append(row)
+        try:
+            self._run.log(row)
+        except ConnectionError:
+            self._open_again()
 
     def close(self) -> None:
-        self._run.finish()
+        try:
+            self._run.finish()
+        except ConnectionError:
+            self._open_again()
+            self._run.finish()
+
+    def _open(self) -> Any:
+        run = wandb.init(config=self._config, settings=self._settings)
+        run.define_metric(STEP)
+        run.define_metric("*", step_metric=STEP)
+        return run
+
+    def _open_again(self) -> None:
+        with suppress(ConnectionError):
+            wandb.teardown()
+        self._run = self._open()
+        for row in self._recent:
+            self._run.log(row)
 
 
 def run_id(run_dir: Path) -> str:
