@@ -10,18 +10,23 @@ from pathlib import Path
 import numpy
 import torch
 
+from state import checkpoints
 from state.gang import ActorPermit, Quorum, mint_permit
+from state.resume import LoadSpec, ResumeRequest, plan_resume
 from state.slots import Slot, WeightId
+from tests.state.kill_points import die_before_change
 from tests.workers.gang_processes import Place
 from tests.workers.train_jobs import (
     Setting,
     Shards,
+    farthest,
     gang,
     make_samples,
     make_trainee,
     one_step,
     parameters,
     totals_of,
+    whole,
     with_targets,
 )
 from workers.config import AlgorithmConfig
@@ -130,3 +135,51 @@ def save_with(place: Place, setting: Setting, path: Path, purpose: str) -> None:
 
 def in_dtype(setting: Setting, dtype: str) -> Setting:
     return replace(setting, model=setting.model.model_copy(update={"dtype": dtype}))
+
+
+def killed_while_saving(place: Place, setting: Setting, root: Path, victim: int, kill_at: int) -> None:
+    """Save iteration 0 as a run does, train, save iteration 1; in that, rank `victim` is killed at its change `kill_at`
+    of the file system."""
+    with gang(place, setting) as layout:
+        model, optimizer = make_trainee(layout, setting)
+        for iteration in (0, 1):
+            if iteration == 1:
+                train(model, optimizer, layout.dp, 1)
+                if place.rank == victim:
+                    die_before_change(kill_at)
+            if place.rank == 0:
+                checkpoints.begin(root, iteration)
+            torch.distributed.barrier()
+            path = checkpoints.iteration_dir(root, iteration)
+            checkpoint.save_state(path, model, optimizer, permit=permit_to("save"))
+            torch.distributed.barrier()
+            if place.rank == 0:
+                checkpoints.write_data(path, {})
+                checkpoints.commit(root, iteration, {}, keep=1)
+
+
+def load_what_there_is(place: Place, setting: Setting, roots: Sequence[Path]) -> list[tuple[int | None, bool]]:
+    """The iteration that a run would continue from in each root, and whether it holds the weights of iteration 0."""
+    found = []
+    with gang(place, setting) as layout:
+        expected = whole([parameters(make_trainee(layout, setting)[0])])
+        for root in roots:
+            model, optimizer = make_trainee(layout, setting, seed=99)
+            plan = plan_resume(ResumeRequest(str(root), LoadSpec.random(), resume="must"), checkpoints.inspect(root))
+            assert plan.iteration is not None
+            checkpoint.load_state(checkpoints.iteration_dir(root, plan.iteration), model, optimizer)
+            found.append((plan.iteration, farthest(whole([parameters(model)]), expected) == 0.0))
+    return found
+
+
+def chain(place: Place, setting: Setting, load: Path | None, save: Path, step: int) -> tuple[list[float], Shards]:
+    """Load (or begin), take step number `step`, save. Learning rate and gradient norm of the step; weights after it."""
+    with gang(place, setting) as layout:
+        model, optimizer = make_trainee(layout, setting)
+        if load is not None:
+            checkpoint.load_state(load, model, optimizer)
+        samples = with_targets(SAMPLES, seed=step)
+        result = one_step(model, optimizer, samples[coordinates().dp :: layout.dp], totals_of(SAMPLES), ALGORITHM)
+        assert result.mismatches == []
+        checkpoint.save_state(save, model, optimizer, permit=permit_to("save"))
+        return [result.stats.lr, result.stats.grad_norm], result.parameters
