@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator import megatron_fields
+from orchestrator import megatron_fields, slot_checks
 from orchestrator.batching import data_parallel_size, samples_per_rollout, steps_per_rollout, total_steps
 from orchestrator.config import Config, DataConfig
 from orchestrator.generators import GENERATORS
 from orchestrator.imports import did_you_mean, is_import_path
 from orchestrator.options import Problem, nearest
-from orchestrator.resuming import is_saved_over
 from orchestrator.rewards.registry import REWARDS
 
 MODEL_TYPES = ("qwen3", "llama")
@@ -23,9 +22,8 @@ def problems(config: Config) -> tuple[Problem, ...]:
         _layout,
         _batch,
         _model,
-        _kl,
+        *slot_checks.CHECKS,
         _sampling,
-        _old_logprobs,
         _schedule,
         _data,
         _evaluation,
@@ -114,34 +112,6 @@ def _model(config: Config) -> Iterator[Problem]:
             yield Problem("model.tokenizer", "needed with model.config, which names no directory to take one from")
 
 
-def _kl(config: Config) -> Iterator[Problem]:
-    algorithm, ref, model = config.algorithm, config.ref, config.model
-    if algorithm.use_kl_loss and algorithm.kl_loss_coef == 0:
-        yield Problem("algorithm.kl_loss_coef", "algorithm.use_kl_loss is on with a coefficient of 0; set it above 0")
-    if not algorithm.use_kl_loss and algorithm.kl_loss_coef > 0:
-        yield Problem(
-            "algorithm.use_kl_loss", "algorithm.kl_loss_coef is set but unused; set this to true, or that to 0"
-        )
-    has_source = ref.load is not None or model.config is not None
-    has_source |= model.hf_checkpoint is not None and model.megatron_to_hf_mode == "bridge"
-    if algorithm.needs_ref and not has_source:
-        hint = ""
-        if model.hf_checkpoint is not None:
-            hint = (
-                f" (in `raw` mode model.hf_checkpoint gives no weights: `slotwise convert {model.hf_checkpoint} OUT` "
-                "and ref.load OUT, or set model.megatron_to_hf_mode to bridge)"
-            )
-        yield Problem("ref.load", f"a KL term is on, but there are no weights for the reference; set this{hint}")
-    if ref.ckpt_step is not None and ref.load is None:
-        yield Problem("ref.ckpt_step", "is an iteration of ref.load, which is not set")
-    if is_saved_over(config, ref.load) and ref.ckpt_step is None:
-        yield Problem(
-            "ref.load",
-            f"{ref.load} is where this run saves, so the reference would move to the newest checkpoint at every start; "
-            "name its iteration with ref.ckpt_step, or save elsewhere",
-        )
-
-
 def _sampling(config: Config) -> Iterator[Problem]:
     if config.loop.num_rollout == 0:
         return
@@ -155,31 +125,6 @@ def _sampling(config: Config) -> Iterator[Problem]:
         yield Problem(
             "rollout.n_samples_per_prompt",
             "1 leaves grpo nothing to compare within a group, so every advantage is 0; use at least 2",
-        )
-
-
-def _old_logprobs(config: Config) -> Iterator[Problem]:
-    chosen, interval = config.algorithm.old_logprobs, config.loop.update_weights_interval
-    key = "algorithm.old_logprobs"
-    if config.loop.mode == "async":
-        if chosen is None:
-            yield Problem(
-                key,
-                "an asynchronous loop trains on samples of earlier weights and must say whose log-probs the ratio is "
-                "taken to: `engine` (those that the engine recorded; right here), or `recompute` (the trainer's own; "
-                "right only in a `sync` loop that publishes after every rollout)",
-            )
-        elif chosen == "recompute":
-            yield Problem(
-                key,
-                "in an asynchronous loop the trainer has moved on from the weights that generated the samples, so "
-                "`recompute` is not the behaviour policy; use `engine`",
-            )
-    elif interval > 1 and chosen in (None, "recompute"):
-        yield Problem(
-            key,
-            f"with loop.update_weights_interval {interval} the engines generate from older weights than the trainer "
-            "holds, so `recompute` (the default) is not the behaviour policy; use `engine`, or an interval of 1",
         )
 
 
@@ -238,8 +183,6 @@ def _checkpoint(config: Config) -> Iterator[Problem]:
     for option, value in (("load", checkpoint.load), ("save", checkpoint.save)):
         if value == "":
             yield Problem(f"checkpoint.{option}", "is empty; give a directory or leave it out")
-    if config.ref.load == "":
-        yield Problem("ref.load", "is empty; give a directory or leave it out")
 
 
 def _names(config: Config) -> Iterator[Problem]:
@@ -285,10 +228,19 @@ def _megatron(config: Config) -> Iterator[Problem]:
             yield Problem(dotted, "keeps master weights where they cannot be compared with the live ones; leave it out")
         elif key == "overlap_param_gather" and value and not config.train.use_distributed_optimizer:
             yield Problem(dotted, "needs train.use_distributed_optimizer")
-        elif "cuda_graph" in key and value and config.algorithm.needs_ref and config.ref.tier == "device":
-            yield Problem(
-                dotted, "CUDA graphs keep the addresses of weights, which ref.tier device moves; use ref.tier copy"
-            )
+        elif "cuda_graph" in key and value and (moving := _moves_weights(config)):
+            yield Problem(dotted, f"CUDA graphs keep the addresses of weights, which {moving}")
+
+
+def _moves_weights(config: Config) -> str | None:
+    """What makes live weights stand elsewhere, and what to use instead."""
+    if config.algorithm.needs_ref and config.ref.tier == "device":
+        return "ref.tier device moves; use ref.tier copy"
+    if config.algorithm.use_opd and config.teacher.tier == "device":
+        return "teacher.tier device moves; use teacher.tier copy"
+    if config.cluster.offload_train:
+        return "cluster.offload_train frees; leave that out"
+    return None
 
 
 def _listed(values: list[int]) -> str:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator import checks, resuming, surroundings
+from orchestrator import checks, resuming, slot_plan, surroundings
 from orchestrator.commands.command_line import parser, print_json
 from orchestrator.config import Config
 from orchestrator.exit_codes import ExitCode, exit_code
 from orchestrator.interrupts import raise_on_sigterm
 from orchestrator.options import ConfigError, Problem, nearest, resolve, to_yaml
+from orchestrator.slot_plan import SlotLoad
 from state.resume import LoadSpec, ResumePlan
 
 _USAGE = """\
@@ -85,11 +86,12 @@ def _train(arguments: list[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError([Problem("CONFIG.yaml", "comes first: slotwise train CONFIG.yaml [--section.key value ...]")])
     config = _checked(Path(arguments[0]), arguments[1:])
-    plan, ref = resuming.plan(config), resuming.plan_ref(config)
+    plan = resuming.plan(config)
+    auxiliary = slot_plan.auxiliary(config, plan)
     if dry_run:
         for warning in plan.warnings:
             print(f"warning: {warning}", file=sys.stderr)
-        _print_dry_run(config, plan, ref, as_json)
+        _print_dry_run(config, plan, auxiliary, as_json)
         return ExitCode.DONE
     raise_on_sigterm()
     from orchestrator.run import train
@@ -107,20 +109,21 @@ def _checked(path: Path, flags: Sequence[str]) -> Config:
     return config
 
 
-def _print_dry_run(config: Config, plan: ResumePlan, ref: LoadSpec | None, as_json: bool) -> None:
+def _print_dry_run(config: Config, plan: ResumePlan, auxiliary: Sequence[SlotLoad], as_json: bool) -> None:
     if as_json:
-        loads = {"actor": _load_json(plan.load)} | ({} if ref is None else {"ref": _load_json(ref)})
+        loads = {"actor": _load_json(plan.load)} | {str(one): _load_json(one.load) for one in auxiliary}
         print_json({"config": config.model_dump(mode="json"), "resume": plan.to_json(), "loads": loads})
         return
     print(to_yaml(config))
     print(f"# starts at rollout {plan.start_rollout_id} of {config.loop.num_rollout}: {plan.reason}")
     print(f"# actor: {plan.load}")
-    if ref is not None:
-        print(f"# ref: {ref}")
+    for one in auxiliary:
+        print(f"# {one}: {one.load}")
 
 
 def _load_json(load: LoadSpec) -> dict[str, Any]:
-    return {"kind": load.kind, "path": load.path, "iteration": load.iteration}
+    about = {"kind": load.kind, "path": load.path, "iteration": load.iteration}
+    return about if load.part is None else about | {"part": load.part}
 
 
 def _slots(arguments: list[str]) -> int:

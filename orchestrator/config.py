@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from state.config import CheckpointConfig, Frozen, RefConfig
+from state.config import CheckpointConfig, Frozen, OldActorConfig, RefConfig, TeacherConfig
 from workers.config import (
     AlgorithmConfig,
     ModelConfig,
@@ -73,6 +73,9 @@ class EvalConfig(Frozen):
 class ClusterConfig(Frozen):
     address: str | None = None
     """Ray cluster to join. Unset: `RAY_ADDRESS`, else a local one that ends with the run."""
+    offload_train: bool = False
+    """Free the trainers' live weights and gradients while engines generate or evaluate (`sync` loops). Weights rest in
+    host memory meanwhile and come back verified; optimizer state stays where it is."""
     placement_timeout_s: float = Field(default=300.0, gt=0)
     """Limit of waiting for resources."""
 
@@ -104,6 +107,8 @@ class Config(Frozen):
     loop: LoopConfig = LoopConfig()
     model: ModelConfig = ModelConfig()
     ref: RefConfig = RefConfig()
+    teacher: TeacherConfig = TeacherConfig()
+    old_actor: OldActorConfig = OldActorConfig()
     train: TrainConfig = TrainConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()

@@ -15,6 +15,7 @@ from orchestrator.run_dir import RunDir
 from orchestrator.tracking.base import Tracker
 from orchestrator.train_group import TrainGroup
 from state import checkpoints
+from state.gang import Quorum
 from state.slots import WeightId
 
 
@@ -41,9 +42,11 @@ class LiveRun:
         self._publishes = 0
         self._metrics: dict[str, Any] = {}
         self._since = time.perf_counter()
+        self._asleep = False
 
     def generate(self, rollout_id: int) -> PendingRollout:
         assert self._published is not None
+        self._rest()
         return self._manager.generate(rollout_id, self._published)
 
     def wait(self, rollout: PendingRollout) -> None:
@@ -55,6 +58,7 @@ class LiveRun:
 
     def train(self, rollout: PendingRollout) -> None:
         refs = rollout.wait()
+        self._wake()
         began = time.perf_counter()
         self._metrics |= refs.stats
         self._metrics |= self._gang.train(refs.shards)
@@ -68,10 +72,11 @@ class LiveRun:
         self._manager.mark_trained(rollout.rollout_id)
 
     def save(self, rollout_id: int) -> None:
+        self._wake()
         began = time.perf_counter()
         root = resuming.save_root(self._config)
         assert root is not None
-        quorum = self._gang.agree(f"save-{self._run_dir.incarnation}-{rollout_id}")
+        quorum = self._gang.agree(f"save-{self._run_dir.incarnation}-{rollout_id}", with_kept=True)
         directory = checkpoints.begin(root, rollout_id)
         checkpoints.write_data(directory, self._manager.data_state())
         self._gang.save(quorum, str(directory))
@@ -82,6 +87,7 @@ class LiveRun:
             "version": quorum.weights.version,
             "digest": quorum.digest,
             "tensors": {t.name: f"{t.value:016x}" for t in quorum.tensors},
+            "slots": _kept(quorum),
             "fingerprint": self._fingerprints,
             "layout": {
                 "num_workers": self._config.train.num_workers,
@@ -99,11 +105,13 @@ class LiveRun:
             digest=quorum.digest,
             transitions=quorum.transitions,
             summaries=quorum.summaries,
+            slots=_kept(quorum),
             path=str(directory),
         )
         self._metrics["perf/save_s"] = time.perf_counter() - began
 
     def publish(self) -> None:
+        self._wake()
         self._publishes += 1
         done = self._publisher.publish(f"publish-{self._run_dir.incarnation}-{self._publishes}")
         self._published = done.weights
@@ -115,6 +123,7 @@ class LiveRun:
 
     def evaluate(self, rollout_id: int) -> None:
         assert self._published is not None
+        self._rest()
         self._evals.log(rollout_id, self._manager.evaluate(rollout_id, self._published))
 
     def report(self, rollout_id: int) -> None:
@@ -123,3 +132,21 @@ class LiveRun:
         metrics = self._metrics | {"weights/version": rollout_id + 1, "perf/step_s": now - self._since}
         self._since, self._metrics = now, {}
         self._steps.log(rollout_id, metrics)
+
+    def _rest(self) -> None:
+        """Engines are about to compute: where that is asked for, trainers free what they do not need meanwhile."""
+        if self._config.cluster.offload_train and not self._asleep:
+            self._gang.sleep()
+            self._asleep = True
+
+    def _wake(self) -> None:
+        if self._asleep:
+            began = time.perf_counter()
+            self._gang.wake()
+            self._asleep = False
+            self._metrics["perf/wake_s"] = time.perf_counter() - began
+
+
+def _kept(quorum: Quorum) -> list[dict[str, Any]]:
+    """What the checkpoint holds beside the actor, as JSON."""
+    return [{"slot": k.slot, "version": k.version, "digest": k.digest, "summaries": k.summaries} for k in quorum.kept]

@@ -54,11 +54,18 @@ def plan_ref(config: Config) -> LoadSpec | None:
     if not config.algorithm.needs_ref:
         return None
     if config.ref.load is not None:
-        return _slot_load(config, config.ref.ckpt_step)
+        return _slot_load(config, "ref", config.ref.load, config.ref.ckpt_step)
     base = _base(config)
     if isinstance(base, NoBase):
         raise ResumeError(f"the reference has no weights: {base.why}")
     return base
+
+
+def plan_teacher(config: Config) -> LoadSpec | None:
+    """What the teacher is loaded from, at every start; None without distillation. Raises `ResumeError`."""
+    if not config.algorithm.use_opd or config.teacher.load is None:
+        return None
+    return _slot_load(config, "teacher", config.teacher.load, config.teacher.ckpt_step)
 
 
 def is_saved_over(config: Config, directory: str | None) -> bool:
@@ -70,8 +77,9 @@ def is_saved_over(config: Config, directory: str | None) -> bool:
 def protected(config: Config) -> tuple[int, ...]:
     """Iterations that retention must leave, since the same command will ask for them by number again."""
     steps = []
-    if is_saved_over(config, config.ref.load):
-        steps.append(config.ref.ckpt_step)
+    for frozen in (config.ref, config.teacher):
+        if is_saved_over(config, frozen.load):
+            steps.append(frozen.ckpt_step)
     if is_saved_over(config, str(load_root(config))):
         steps.append(config.checkpoint.ckpt_step)
     return tuple(step for step in steps if step is not None)
@@ -85,7 +93,7 @@ def _base(config: Config) -> LoadSpec | NoBase:
     if config.ref.load is not None:
         try:
             # The reference's step is for the reference alone.
-            return _slot_load(config, None)
+            return _slot_load(config, "ref", config.ref.load, None)
         except ResumeError as error:
             return NoBase(str(error))
     if model.config is not None:
@@ -97,10 +105,9 @@ def _base(config: Config) -> LoadSpec | NoBase:
     )
 
 
-def _slot_load(config: Config, ckpt_step: int | None) -> LoadSpec:
-    assert config.ref.load is not None
-    root = Path(config.ref.load).absolute()
-    return plan_slot_load(str(root), ckpt_step, checkpoints.inspect(root), config.model.megatron_to_hf_mode, "ref")
+def _slot_load(config: Config, section: str, load: str, ckpt_step: int | None) -> LoadSpec:
+    root = Path(load).absolute()
+    return plan_slot_load(str(root), ckpt_step, checkpoints.inspect(root), config.model.megatron_to_hf_mode, section)
 
 
 def _of_the_same(config: Config, made: ResumePlan, inventory: Inventory | None) -> ResumePlan:

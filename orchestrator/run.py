@@ -11,7 +11,7 @@ from pathlib import Path
 import ray
 from rich.console import Console
 
-from orchestrator import resuming
+from orchestrator import slot_plan
 from orchestrator.batching import steps_per_rollout
 from orchestrator.config import Config
 from orchestrator.inspector.actor import FILE, Inspector
@@ -78,10 +78,10 @@ def config_hash(config: Config) -> str:
 
 def worker_specs(config: Config, plan: ResumePlan, gang: GangId, run_dir: str, host: str | None) -> list[WorkerSpec]:
     """What each rank is told."""
-    ref = resuming.plan_ref(config)
     slots = [SlotSpec(Slot.ACTOR, plan.load, _version(plan.load, plan), Tier.COPY)]
-    if ref is not None:
-        slots.append(SlotSpec(Slot.REF, ref, 0 if ref.iteration is None else ref.iteration + 1, Tier(config.ref.tier)))
+    tiers = {Slot.REF: config.ref.tier, Slot.TEACHER: config.teacher.tier, Slot.OLD_ACTOR: Tier.COPY}
+    for one in slot_plan.auxiliary(config, plan):
+        slots.append(SlotSpec(one.slot, one.load, one.version, Tier(tiers[one.slot])))
     return [
         WorkerSpec(
             worker=WorkerId(config.run.name, Slot.ACTOR, rank),
@@ -95,6 +95,8 @@ def worker_specs(config: Config, plan: ResumePlan, gang: GangId, run_dir: str, h
             total_steps=config.loop.num_rollout * steps_per_rollout(config),
             temperature=config.rollout.temperature,
             max_response_len=config.rollout.max_response_len,
+            keep_old_actors=slot_plan.keep_old_actors(config),
+            ref_update_interval=config.ref.update_interval if config.algorithm.needs_ref else None,
             model=config.model,
             train=config.train,
             algorithm=config.algorithm,

@@ -65,6 +65,7 @@ def _throw_away(config: Config) -> Iterator[Problem]:
         ("checkpoint.save", config.checkpoint.save),
         ("checkpoint.load", config.checkpoint.load),
         ("ref.load", config.ref.load),
+        ("teacher.load", config.teacher.load),
     )
     for key, path in given:
         if path is not None and not Path(path).is_absolute():

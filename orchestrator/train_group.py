@@ -46,9 +46,12 @@ class TrainGroup:
         meeting = wait_for(self._workers[0].open_meeting.remote(), f"{self._role}/0", "start", timeout)
         return tuple(self._all("initialise", lambda worker: worker.init.remote(meeting)))
 
-    def agree(self, publish_id: str) -> Quorum:
-        """Every rank attests; raises GangDisagreement unless they are unanimous and clean."""
-        attestations: list[Attestation] = self._all("attest", lambda worker: worker.attest.remote())
+    def agree(self, publish_id: str, *, with_kept: bool = False) -> Quorum:
+        """Every rank attests; raises GangDisagreement unless they are unanimous and clean.
+
+        `with_kept`: also about the slots that a checkpoint holds beside the actor.
+        """
+        attestations: list[Attestation] = self._all("attest", lambda worker: worker.attest.remote(with_kept))
         return agree(attestations, publish_id)
 
     def train(self, shards: Sequence[ray.ObjectRef]) -> dict[str, float]:
@@ -82,6 +85,14 @@ class TrainGroup:
     def end_publish(self, failure: str | None) -> None:
         """Every rank leaves `publishing`; with a `failure` it first proves that its bytes are as they were."""
         self._all("end publishing", lambda worker: worker.end_publish.remote(failure))
+
+    def sleep(self) -> None:
+        """Every rank releases its live weights and gradients."""
+        self._all("sleep", lambda worker: worker.sleep.remote())
+
+    def wake(self) -> None:
+        """Every rank brings its primary back, verified."""
+        self._all("wake", lambda worker: worker.wake.remote())
 
     def views(self) -> tuple[SlotView, ...]:
         """What is live on every rank; answered while they work."""

@@ -2,6 +2,7 @@
 
     ROOT/latest_checkpointed_iteration.txt   the tracker: `4`, or `release` for converted weights
     ROOT/iter_0000004/                       Megatron's `torch_dist` files
+    ROOT/iter_0000004/slots/ref/             another slot that changes during a run, in the same format
     ROOT/iter_0000004/data.json              the trained cursor of the data source
     ROOT/iter_0000004/slotwise.json          the marker: written last, so its presence means complete
     ROOT/iter_0000004/slotwise.incomplete    from `begin` to `commit`: a save of ours is under way or was cut off
@@ -25,12 +26,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from state.errors import CheckpointError, ResumeError
+from state.slots import Slot
 
 TRACKER = "latest_checkpointed_iteration.txt"
 RELEASE = "release"
 MARKER = "slotwise.json"
 INCOMPLETE = "slotwise.incomplete"
 DATA = "data.json"
+SLOTS = "slots"
 _MEGATRON_METADATA = "metadata.json"
 _DISCARDED = ".slotwise-discarded-"
 _ITERATION = re.compile(r"iter_([0-9]{7,})")
@@ -90,6 +93,11 @@ def iteration_dir(root: str | os.PathLike[str], iteration: int) -> Path:
 def release_dir(root: str | os.PathLike[str]) -> Path:
     """Directory of weights without an iteration, as Megatron names it."""
     return Path(root) / RELEASE
+
+
+def slot_part(slot: Slot, version: int) -> str:
+    """Directory inside an iteration for a slot that is kept beside the actor's weights."""
+    return f"{SLOTS}/{slot}" if slot is not Slot.OLD_ACTOR else f"{SLOTS}/{slot}-{version:07d}"
 
 
 def parse_tracker(text: str) -> int | Literal["release"] | None:

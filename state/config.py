@@ -22,6 +22,27 @@ class RefConfig(Frozen):
     """Iteration of `ref.load`; never applies to any other slot. Unset: what its tracker names."""
     tier: Literal["copy", "device"] = "copy"
     """Where its bytes rest: `copy` in host memory, `device` beside the actor (a borrow is a pointer swap)."""
+    update_interval: int | None = Field(default=None, ge=1)
+    """Replace the reference by the actor after every so many rollouts; a resumed run goes on with the replaced one.
+    Unset: the reference never changes."""
+
+
+class TeacherConfig(Frozen):
+    """The teacher of on-policy distillation: another set of weights for the same architecture, held as a slot."""
+
+    load: str | None = None
+    """Checkpoint or Hugging Face directory of the teacher."""
+    ckpt_step: int | None = Field(default=None, ge=0)
+    """Iteration of `teacher.load`; never applies to any other slot. Unset: what its tracker names."""
+    tier: Literal["copy", "device"] = "copy"
+    """Where its bytes rest, as `ref.tier`."""
+
+
+class OldActorConfig(Frozen):
+    """Copies of the actor as it was published, for `algorithm.old_logprobs` `old_actor`."""
+
+    keep: int | None = Field(default=None, ge=1)
+    """Published versions to keep. Unset: as many as samples in flight can be of (1 in `sync` loops, 2 in `async`)."""
 
 
 class CheckpointConfig(Frozen):

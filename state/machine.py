@@ -308,10 +308,11 @@ class SlotMachine:
 
         For the writer of a checkpoint. Nothing moves, and the primary is live again afterwards, whatever happened.
         """
-        what = f"save {Key(slot, version)}"
+        key = Key(slot, version if slot is Slot.OLD_ACTOR else None)
+        what = f"save {key}"
         permit.require("save")
         self._must_be("saving", what)
-        record = self._recorded(Key(slot, version))[0]
+        record = self._recorded(key)[0]
         agreed = {(k.slot, k.version): k.summaries[self._worker.rank] for k in permit.quorum.kept}
         if agreed.get((slot, record.version)) != record.digest:
             self._refuse(f"{what}: the quorum {permit.quorum.publish_id} is not about it as recorded", PermitVoid)
@@ -323,7 +324,7 @@ class SlotMachine:
             version=record.version,
             digest=record.digest,
         )
-        with self._store.reading(Key(slot, version)):
+        with self._store.reading(key):
             yield record
 
     @contextmanager

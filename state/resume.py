@@ -26,6 +26,8 @@ class LoadSpec:
     iteration: int | None
     """Iteration under `path` for `native`, else None."""
     kind: LoadKind
+    part: str | None = None
+    """Directory inside the iteration, of a slot that was saved beside the actor; None: the actor's."""
 
     @staticmethod
     def random() -> LoadSpec:
@@ -34,7 +36,7 @@ class LoadSpec:
     def __str__(self) -> str:
         match self.kind:
             case "native":
-                return f"iteration {self.iteration} of {self.path}"
+                return f"{f'{self.part} of ' if self.part else ''}iteration {self.iteration} of {self.path}"
             case "release":
                 return f"the release weights of {self.path}"
             case "huggingface":

@@ -67,14 +67,24 @@ class TrainConfig(Frozen):
 class AlgorithmConfig(Frozen):
     """What is optimised."""
 
-    advantage_estimator: Literal["grpo"] = "grpo"
-    """`grpo`: reward minus the mean of its group (DeepSeekMath, arXiv 2402.03300)."""
+    advantage_estimator: Literal["grpo", "on_policy_distillation"] = "grpo"
+    """`grpo`: reward minus the mean of its group (DeepSeekMath, arXiv 2402.03300). `on_policy_distillation`: nothing of
+    the reward, so that the teacher alone teaches; needs `use_opd`."""
     normalize_by_std: bool = True
     """Divide advantages by the standard deviation of their group."""
-    old_logprobs: Literal["recompute", "engine"] | None = None
-    """Log-probs of the behaviour policy in the importance ratio: recomputed by the resident actor before its first
-    step (right only when the actor is still what generated), or the engine's. Unset: `recompute` in `sync` loops;
-    asynchronous loops must choose."""
+    old_logprobs: Literal["recompute", "engine", "old_actor"] | None = None
+    """Log-probs of the behaviour policy in the importance ratio. `recompute`: by the resident actor before its first
+    step (right only when the actor is still what generated). `engine`: those that the engine recorded. `old_actor`: by
+    a copy of exactly the weights that generated each sample, taken when they were published. Unset: `recompute` in
+    `sync` loops; asynchronous loops must choose."""
+    use_opd: bool = False
+    """On-policy distillation: minimise the reverse KL to the teacher slot, per token, beside whatever else is
+    optimised."""
+    opd_kl_coef: float = Field(default=1.0, ge=0)
+    """Weight of the reverse KL to the teacher."""
+    opd_mode: Literal["advantage", "loss"] = "advantage"
+    """`advantage`: subtracted from the advantage of each token. `loss`: a term of the loss, as half its square, whose
+    expected gradient is that of the reverse KL."""
     use_kl_loss: bool = False
     kl_loss_coef: float = Field(default=0.0, ge=0)
     """Weight of KL(actor, ref) as a loss term."""
@@ -129,8 +139,9 @@ class RolloutConfig(SamplingConfig):
 class WeightsConfig(Frozen):
     """How weights travel from trainers to engines."""
 
-    transport: Literal["distributed"] = "distributed"
-    """A process group between trainers and engines: nccl on GPUs, gloo on CPUs."""
+    transport: Literal["distributed", "ipc"] = "distributed"
+    """`distributed`: a process group between trainers and engines, nccl on GPUs, gloo on CPUs. `ipc`: shared memory, for
+    engines on the leaders' own machine, and their own GPU (CUDA IPC)."""
     bucket_bytes: int = Field(default=512 * 1024 * 1024, ge=1)
     """Tensors are sent in buckets of about this size; a bigger tensor goes alone."""
     timeout_s: float = Field(default=300.0, gt=0)

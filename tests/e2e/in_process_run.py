@@ -63,8 +63,8 @@ class Gang:
         self.trained: list[Trained] = []
         self.rank.init(self.rank.open_meeting())
 
-    def agree(self, publish_id: str) -> Quorum:
-        return agree([self.rank.attest()], publish_id)
+    def agree(self, publish_id: str, *, with_kept: bool = False) -> Quorum:
+        return agree([self.rank.attest(with_kept=with_kept)], publish_id)
 
     def train(self, shards: Sequence[TrainShard]) -> dict[str, float]:
         (shard,) = shards
@@ -75,6 +75,12 @@ class Gang:
 
     def save(self, quorum: Quorum, path: str) -> None:
         self.rank.save(quorum, path)
+
+    def sleep(self) -> None:
+        self.rank.sleep()
+
+    def wake(self) -> None:
+        self.rank.wake()
 
 
 class FromRank:

@@ -43,8 +43,8 @@ class MegatronWorker:
     def init(self, meeting: Endpoint) -> SlotView:
         return self._rank.init(meeting)
 
-    def attest(self) -> Attestation:
-        return self._rank.attest()
+    def attest(self, with_kept: bool) -> Attestation:
+        return self._rank.attest(with_kept=with_kept)
 
     def train(self, shard: TrainShard) -> dict[str, float] | None:
         return self._rank.train(shard)
@@ -63,6 +63,12 @@ class MegatronWorker:
 
     def save(self, quorum: Quorum, path: str) -> None:
         self._rank.save(quorum, path)
+
+    def sleep(self) -> None:
+        self._rank.sleep()
+
+    def wake(self) -> None:
+        self._rank.wake()
 
     @ray.method(concurrency_group="inspect")
     def view(self) -> SlotView:

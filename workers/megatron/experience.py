@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workers.algorithms.advantages import group_relative, penalised_reward
+from workers.algorithms.distillation import distilled_advantages
 from workers.batch import Sample, TrainShard
 from workers.config import AlgorithmConfig
 from workers.megatron.loss import TrainSample
@@ -17,35 +19,42 @@ from workers.megatron.loss import TrainSample
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Per sample, in the order of the shard, float32 [response_len]: log-probs of the resident actor (None: not
-    needed) and of the reference (None: no KL term)."""
+    """Per sample, in the order of the shard, float32 [response_len]: log-probs of the behaviour policy (None: the
+    engine's are used), of the reference (None: no KL term) and of the teacher (None: no distillation)."""
 
-    actor: Sequence[Tensor] | None
-    ref: Sequence[Tensor] | None
+    behaviour: Sequence[Tensor] | None = None
+    ref: Sequence[Tensor] | None = None
+    teacher: Sequence[Tensor] | None = None
 
 
 def assemble(
     shard: TrainShard, scored: Scored, algorithm: AlgorithmConfig, group: dist.ProcessGroup
-) -> tuple[tuple[TrainSample, ...], ...]:
-    """One tuple of `TrainSample` per optimizer step.
+) -> tuple[tuple[tuple[TrainSample, ...], ...], dict[str, float]]:
+    """One tuple of `TrainSample` per optimizer step, and metrics of the scores.
 
     `group` holds the data-parallel ranks: rewards are gathered over it, since members of one prompt's group may be
     trained on different ranks. All of its ranks call this together.
     """
     samples = shard.samples
+    metrics: dict[str, float] = {}
     engine = [torch.tensor(sample.logprobs, dtype=torch.float32) for sample in samples]
-    old = list(scored.actor) if scored.actor is not None else engine
+    old = list(scored.behaviour) if scored.behaviour is not None else engine
+    if scored.behaviour is not None:
+        metrics |= logprob_difference(samples, scored.behaviour, group)
     ref = list(scored.ref) if scored.ref is not None else [None] * len(samples)
     rewards = [
         _penalised(sample, old_one, ref_one, algorithm)
         for sample, old_one, ref_one in zip(samples, old, ref, strict=True)
     ]
-    advantages = _advantages(samples, rewards, algorithm, group)
-    flat = [
-        TrainSample(sample, advantage, old_one, ref_one)
-        for sample, advantage, old_one, ref_one in zip(samples, advantages, old, ref, strict=True)
-    ]
-    return _by_step(shard, flat)
+    advantages: Sequence[float | Tensor] = _advantages(samples, rewards, algorithm, group)
+    teacher = list(scored.teacher) if scored.teacher is not None else [None] * len(samples)
+    if scored.teacher is not None:
+        gaps = [own - taught for own, taught in zip(old, scored.teacher, strict=True)]
+        metrics["train/opd_reverse_kl"] = _over_tokens(samples, gaps, group).mean
+        if algorithm.opd_mode == "advantage":
+            advantages = _distilled(samples, advantages, old, scored.teacher, algorithm.opd_kl_coef)
+    flat = [TrainSample(*parts) for parts in zip(samples, advantages, old, ref, teacher, strict=True)]
+    return _by_step(shard, flat), metrics
 
 
 def placeholders(shard: TrainShard, algorithm: AlgorithmConfig) -> tuple[tuple[TrainSample, ...], ...]:
@@ -53,7 +62,8 @@ def placeholders(shard: TrainShard, algorithm: AlgorithmConfig) -> tuple[tuple[T
     flat = []
     for sample in shard.samples:
         nothing = torch.zeros(len(sample.response_ids))
-        flat.append(TrainSample(sample, 0.0, nothing, nothing if algorithm.needs_ref else None))
+        ref, teacher = nothing if algorithm.needs_ref else None, nothing if algorithm.use_opd else None
+        flat.append(TrainSample(sample, 0.0, nothing, ref, teacher))
     return _by_step(shard, flat)
 
 
@@ -61,20 +71,45 @@ def logprob_difference(
     samples: Sequence[Sample], scored: Sequence[Tensor], group: dist.ProcessGroup
 ) -> Mapping[str, float]:
     """Mean and maximum over all loss tokens of |log-prob here - log-prob of the engine|, over all ranks of `group`."""
-    total, count, largest = 0.0, 0.0, 0.0
-    for sample, own in zip(samples, scored, strict=True):
-        mask = torch.tensor(sample.loss_mask, dtype=torch.bool)
-        difference = (own - torch.tensor(sample.logprobs, dtype=torch.float32)).abs()[mask].double()
-        total += float(difference.sum())
-        count += float(difference.numel())
-        largest = max(largest, float(difference.max()) if difference.numel() else 0.0)
-    everyone: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, (total, count, largest), group=group)
-    tokens = sum(n for _, n, _ in everyone)
+    engine = [torch.tensor(sample.logprobs, dtype=torch.float32) for sample in samples]
+    gaps = [(own - theirs).abs() for own, theirs in zip(scored, engine, strict=True)]
+    over = _over_tokens(samples, gaps, group)
     return {
-        "rollout/train_engine_logprob_diff": sum(t for t, _, _ in everyone) / tokens if tokens else float("nan"),
-        "rollout/train_engine_logprob_diff_max": max(m for _, _, m in everyone),
+        "rollout/train_engine_logprob_diff": over.mean,
+        "rollout/train_engine_logprob_diff_max": over.largest,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Over:
+    mean: float
+    largest: float
+
+
+def _over_tokens(samples: Sequence[Sample], values: Sequence[Tensor], group: dist.ProcessGroup) -> _Over:
+    """Of `values` ([response_len] per sample), over the loss tokens of all ranks of `group`."""
+    masks = [torch.tensor(sample.loss_mask, dtype=torch.bool) for sample in samples]
+    counted = torch.cat([torch.zeros(0), *(v[mask] for v, mask in zip(values, masks, strict=True))]).double()
+    own = (float(counted.sum()), float(counted.numel()), float(counted.max()) if counted.numel() else -math.inf)
+    everyone: list[tuple[float, float, float]] = [own] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, own, group=group)
+    tokens = sum(n for _, n, _ in everyone)
+    if not tokens:
+        return _Over(math.nan, math.nan)
+    return _Over(sum(total for total, _, _ in everyone) / tokens, max(largest for _, _, largest in everyone))
+
+
+def _distilled(
+    samples: Sequence[Sample],
+    advantages: Sequence[float | Tensor],
+    student: Sequence[Tensor],
+    teacher: Sequence[Tensor],
+    coefficient: float,
+) -> list[float | Tensor]:
+    return [
+        distilled_advantages(one, own, taught, torch.tensor(sample.loss_mask), coefficient=coefficient)
+        for sample, one, own, taught in zip(samples, advantages, student, teacher, strict=True)
+    ]
 
 
 def _penalised(sample: Sample, old: Tensor, ref: Tensor | None, algorithm: AlgorithmConfig) -> float:
@@ -89,6 +124,8 @@ def _penalised(sample: Sample, old: Tensor, ref: Tensor | None, algorithm: Algor
 def _advantages(
     samples: Sequence[Sample], rewards: Sequence[float], algorithm: AlgorithmConfig, group: dist.ProcessGroup
 ) -> list[float]:
+    if algorithm.advantage_estimator == "on_policy_distillation":
+        return [0.0] * len(samples)
     own = [(sample.group_id, reward) for sample, reward in zip(samples, rewards, strict=True)]
     everyone: list[list[tuple[int, float]]] = [[]] * dist.get_world_size(group)
     dist.all_gather_object(everyone, own, group=group)

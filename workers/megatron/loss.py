@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from workers.algorithms.aggregate import StepTotals, token_weights, weighted_sum
+from workers.algorithms.distillation import distillation_loss
 from workers.algorithms.kl import kl_per_token
 from workers.algorithms.policy_loss import clipped_policy_terms
 from workers.batch import Sample
@@ -27,14 +28,19 @@ class TrainSample:
     advantage: float | Tensor
     old_logprobs: Tensor
     ref_logprobs: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
 
 
 def has_kl_term(algorithm: AlgorithmConfig) -> bool:
     return algorithm.use_kl_loss and algorithm.kl_loss_coef > 0
 
 
+def has_distillation_term(algorithm: AlgorithmConfig) -> bool:
+    return algorithm.use_opd and algorithm.opd_mode == "loss"
+
+
 def check(samples: Sequence[TrainSample], algorithm: AlgorithmConfig) -> None:
-    """Raises ValueError naming the sample whose scores do not fit its tokens, or are missing for the KL term."""
+    """Raises ValueError naming the sample whose scores do not fit its tokens, or are missing for a KL term."""
     for item in samples:
         name, length = f"sample {item.sample.group_id}/{item.sample.index}", len(item.sample.response_ids)
         scores: dict[str, object] = {"old_logprobs": item.old_logprobs}
@@ -42,6 +48,10 @@ def check(samples: Sequence[TrainSample], algorithm: AlgorithmConfig) -> None:
             scores["ref_logprobs"] = item.ref_logprobs
         elif has_kl_term(algorithm):
             raise ValueError(f"{name} has no ref_logprobs, which the KL loss needs")
+        if item.teacher_logprobs is not None:
+            scores["teacher_logprobs"] = item.teacher_logprobs
+        elif has_distillation_term(algorithm):
+            raise ValueError(f"{name} has no teacher_logprobs, which distillation as a loss needs")
         if isinstance(item.advantage, Tensor):
             scores["advantage"] = item.advantage
         for what, values in scores.items():
@@ -61,7 +71,7 @@ def evaluate(
 
     `logprobs`, `entropies`: float32 [n], of all response tokens, sample after sample.
 
-        loss = policy term + kl_loss_coef x KL - entropy_coef x entropy
+        loss = policy term + kl_loss_coef x KL + opd_kl_coef x distillation - entropy_coef x entropy
 
     each aggregated over tokens in the same way. A term whose coefficient is 0 is not computed into the loss, so that
     nothing of it can leak.
@@ -87,6 +97,10 @@ def evaluate(
         ref = _flat([item.ref_logprobs for item in samples if item.ref_logprobs is not None], torch.float32, device)
         kl_loss = weighted_sum(kl_per_token(logprobs, ref, mask, algorithm.kl_estimator), weights)
         total = total + algorithm.kl_loss_coef * kl_loss
+    if has_distillation_term(algorithm):
+        teachers = [item.teacher_logprobs for item in samples if item.teacher_logprobs is not None]
+        teacher = _flat(teachers, torch.float32, device)
+        total = total + algorithm.opd_kl_coef * weighted_sum(distillation_loss(logprobs, teacher, mask), weights)
     if algorithm.entropy_coef > 0:
         total = total - algorithm.entropy_coef * weighted_sum(entropies, weights)
     return total, Partial.measure(

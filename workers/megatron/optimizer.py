@@ -110,6 +110,16 @@ class TrainOptimizer:
         finally:
             self._model.enable_forward_pre_hook()
 
+    def release_gradients(self) -> None:
+        """Free the gradient buffers, until `reclaim_gradients`; between two steps nothing in them counts."""
+        for buffer in (*self._model.buffers, *self._model.expert_parallel_buffers):
+            buffer.offload_to_cpu(move_params=False)
+
+    def reclaim_gradients(self) -> None:
+        """Allocate what was freed; nothing else may have been computed in between."""
+        for buffer in (*self._model.buffers, *self._model.expert_parallel_buffers):
+            buffer.reload_from_cpu(move_params=False)
+
     def master_mismatches(self) -> list[str]:
         """Local parameters whose master weights, cast to the model's dtype, are not the live bytes (I1)."""
         return mismatches(self._model, self.megatron)

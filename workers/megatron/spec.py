@@ -39,6 +39,10 @@ class WorkerSpec:
     """Of the rollouts: log-probs are of the policy at this temperature."""
     max_response_len: int
     """Of the rollouts, in tokens."""
+    keep_old_actors: int
+    """Published versions of the actor to keep as `old_actor`; 0: the worker has no such slot."""
+    ref_update_interval: int | None
+    """Refresh the reference from the actor after every so many rollouts of the run. None: never."""
     model: ModelConfig
     train: TrainConfig
     algorithm: AlgorithmConfig

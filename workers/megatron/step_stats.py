@@ -141,3 +141,28 @@ def nothing_to_learn(lr: float) -> StepStats:
         lr=lr,
         skipped=True,
     )
+
+
+def summary(stats: list[StepStats]) -> dict[str, float]:
+    """Metrics of one rollout: sums over its optimizer steps divided by counts; means of losses over steps taken."""
+    tokens = sum(s.tokens for s in stats)
+    per_token = {
+        "train/entropy": sum(s.entropy_sum for s in stats),
+        "train/ratio_mean": sum(s.ratio_sum for s in stats),
+        "train/clip_fraction": float(sum(s.clipped for s in stats)),
+    }
+    taken = [s for s in stats if not s.skipped]
+    per_step = {
+        "train/loss": [s.loss for s in taken],
+        "train/pg_loss": [s.pg_loss for s in taken],
+        "train/kl_loss": [s.kl_loss for s in taken if s.kl_loss is not None],
+        "train/grad_norm": [s.grad_norm for s in taken],
+    }
+    return {
+        **{name: value / tokens if tokens else float("nan") for name, value in per_token.items()},
+        **{name: sum(values) / len(values) for name, values in per_step.items() if values},
+        "train/lr": stats[-1].lr,
+        "train/tokens": float(tokens),
+        "train/skipped_steps": float(len(stats) - len(taken)),
+        "train/masked_sequences": float(sum(s.masked_sequences for s in stats)),
+    }

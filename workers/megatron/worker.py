@@ -16,28 +16,30 @@ from pathlib import Path
 from megatron.core import parallel_state
 from torch.distributed import Store
 
+from state import checkpoints
 from state.ambient import TorchAmbient
 from state.gang import ActorPermit, Attestation, Quorum
 from state.journal import Journal
 from state.machine import SlotMachine
 from state.resume import LoadSpec
-from state.slots import Provenance, Slot, SlotView
+from state.slots import Provenance, Slot, SlotView, Tier
 from state.store import SlotStore
 from workers.algorithms.aggregate import StepTotals
-from workers.batch import Sample, StepShard, TrainShard
+from workers.batch import StepShard, TrainShard
 from workers.megatron import checkpoint, hf_io, random_init
 from workers.megatron.convert import HUGGINGFACE
 from workers.megatron.cpu import Device, redirect
-from workers.megatron.experience import Scored, assemble, logprob_difference, placeholders
-from workers.megatron.forward import Scores, score, train_step
+from workers.megatron.experience import assemble, placeholders
+from workers.megatron.forward import train_step
 from workers.megatron.hf_layout import GptWeights
 from workers.megatron.loss import TrainSample
 from workers.megatron.model import build, load_hf_config
 from workers.megatron.optimizer import build_optimizer
 from workers.megatron.parallel import Layout, initialise
+from workers.megatron.scoring import Scorer
 from workers.megatron.spec import SlotSpec, WorkerSpec
-from workers.megatron.step_stats import StepStats
-from workers.weights.distributed import DistributedSender
+from workers.megatron.step_stats import StepStats, summary
+from workers.weights import transports
 from workers.weights.process_group import connect, listen
 from workers.weights.rendezvous import Endpoint
 from workers.weights.send_plan import SendPlan
@@ -88,17 +90,36 @@ class MegatronRank:
             gpt = build(hf_config, layout, spec.model, spec.train.megatron, seed=None)
             self._model, self._optimizer = build_optimizer(gpt, spec.train, spec.total_steps)
             self._weights = GptWeights(gpt)
-            self._sender = DistributedSender(
-                spec.worker.rank, host=self._host, device=self._device, timeout_s=spec.weights.timeout_s
+            self._sender = transports.sender(
+                spec.weights.transport,
+                spec.worker.rank,
+                host=self._host,
+                device=self._device,
+                timeout_s=spec.weights.timeout_s,
             )
+            tiers = {s.slot: s.tier for s in spec.slots}
+            kept = [Slot.REF] if spec.ref_update_interval is not None else []
+            if spec.keep_old_actors:
+                tiers[Slot.OLD_ACTOR] = Tier.COPY
+                kept.append(Slot.OLD_ACTOR)
             self._machine = SlotMachine(
-                SlotStore(self._weights, {s.slot: s.tier for s in spec.slots}),
+                SlotStore(self._weights, tiers),
                 worker=spec.worker,
                 gang=spec.gang,
                 journal=self._journal,
                 ambient=TorchAmbient(self._model),
                 primary=spec.slots[0].slot,
                 optimizer=self._optimizer,
+                keep_old_actors=spec.keep_old_actors,
+                kept=kept,
+            )
+            self._scorer = Scorer(
+                self._model,
+                self._optimizer,
+                self._machine,
+                spec.algorithm,
+                temperature=spec.temperature,
+                max_tokens=spec.train.max_tokens_per_micro_batch,
             )
             for slot in spec.slots:
                 provenance = _provenance(slot.load, spec.seed)
@@ -145,47 +166,21 @@ class MegatronRank:
                     self._train_step(step, samples, scope.before_write)
                     for step, samples in zip(shard.steps, steps, strict=True)
                 ]
+            interval = self._spec.ref_update_interval
+            if interval is not None and (shard.rollout_id + 1) % interval == 0:
+                self._slots.snapshot(Slot.REF)
         place = self._place
         is_speaker = place.is_last_stage and place.tp == 0 and place.dp == 0
         return metrics | summary(stats) if is_speaker else None
 
     def _experience(self, shard: TrainShard) -> tuple[tuple[tuple[TrainSample, ...], ...], dict[str, float]]:
-        """Score with the slots that the algorithm needs, each borrowed for as long as it computes."""
-        algorithm, samples = self._spec.algorithm, shard.samples
-        began = time.perf_counter()
-        own = self._score(samples) if algorithm.old_logprobs != "engine" else None
-        scored_own = time.perf_counter()
-        ref, borrow_s = self._score_with(Slot.REF, samples) if algorithm.needs_ref else (None, 0.0)
-        scored_ref = time.perf_counter()
-        metrics = {
-            "perf/score_s": scored_own - began,
-            "perf/ref_score_s": scored_ref - scored_own - borrow_s,
-            "perf/borrow_s": borrow_s,
-        }
+        """What to train on, and what scoring measured: on the last pipeline stage, where losses are computed."""
+        algorithm = self._spec.algorithm
+        scored, seconds = self._scorer.score(shard.samples)
         if not self._place.is_last_stage:
-            return placeholders(shard, algorithm), metrics
-        group = parallel_state.get_data_parallel_group()
-        scored = Scored(own.logprobs if own else None, ref.logprobs if ref else None)
-        if scored.actor is not None:
-            metrics |= logprob_difference(samples, scored.actor, group)
-        return assemble(shard, scored, algorithm, group), metrics
-
-    def _score(self, samples: tuple[Sample, ...]) -> Scores | None:
-        return score(
-            self._model,
-            samples,
-            temperature=self._spec.temperature,
-            max_tokens=self._spec.train.max_tokens_per_micro_batch,
-        )
-
-    def _score_with(self, slot: Slot, samples: tuple[Sample, ...]) -> tuple[Scores | None, float]:
-        """Scores under another slot, and the seconds that switching there and back took."""
-        asked = time.perf_counter()
-        with self._optimizer.gather_off(), self._slots.borrow(slot):
-            there = time.perf_counter()
-            scores = self._score(samples)
-            done = time.perf_counter()
-        return scores, (there - asked) + (time.perf_counter() - done)
+            return placeholders(shard, algorithm), seconds
+        steps, metrics = assemble(shard, scored, algorithm, parallel_state.get_data_parallel_group())
+        return steps, seconds | metrics
 
     def _train_step(
         self, step: StepShard, samples: tuple[TrainSample, ...], before_write: Callable[[], None]
@@ -203,8 +198,8 @@ class MegatronRank:
 
     # ---- letting bytes out -----------------------------------------------------------------------------------
 
-    def attest(self) -> Attestation:
-        return self._slots.attest()
+    def attest(self, *, with_kept: bool = False) -> Attestation:
+        return self._slots.attest(with_kept=with_kept)
 
     def begin_publish(self, quorum: Quorum) -> None:
         """Enter `publishing` and stay there until `end_publish`."""
@@ -225,7 +220,8 @@ class MegatronRank:
             return self._sender.send(self._permit, plan, self._weights)
 
     def end_publish(self, failure: str | None) -> None:
-        """Leave `publishing`, also where this rank had not entered it."""
+        """Leave `publishing`, also where this rank had not entered it. What was published is kept as old_actor, where
+        the algorithm needs it: it is what generates from now on."""
         scope, self._publish, self._permit = self._publish, ExitStack(), None
         try:
             with scope:
@@ -233,16 +229,34 @@ class MegatronRank:
                     raise EndedByDriver(failure)
         except EndedByDriver:
             return
+        if self._spec.keep_old_actors:
+            self._slots.snapshot(Slot.OLD_ACTOR)
 
     def save(self, quorum: Quorum, path: str) -> None:
-        """Write this rank's part of a checkpoint to `path`."""
+        """Write this rank's part of a checkpoint to `path`: the primary, and the slots that change during a run."""
         with redirect(self._device), self._slots.saving(quorum) as permit:
             checkpoint.save_state(Path(path), self._model, self._optimizer, permit=permit)
+            for kept in self._slots.kept:
+                with self._slots.reading(permit, kept.slot, kept.version):
+                    part = checkpoints.slot_part(kept.slot, kept.version)
+                    checkpoint.save_slot(Path(path) / part, self._model, permit=permit)
             if self._spec.worker.rank == 0:
                 model = self._spec.model
                 describe = Path(path) / HUGGINGFACE
                 files_from = model.tokenizer or model.hf_checkpoint
                 hf_io.describe(self._weights.hf_config, model.dtype, describe, files_from=files_from)
+
+    # ---- resting ---------------------------------------------------------------------------------------------
+
+    def sleep(self) -> None:
+        """Free the live weights and the gradients while somebody else computes."""
+        self._slots.sleep()
+        self._optimizer.release_gradients()
+
+    def wake(self) -> None:
+        """Bring the primary back, verified."""
+        self._optimizer.reclaim_gradients()
+        self._slots.wake()
 
     # ---- looking ---------------------------------------------------------------------------------------------
 
@@ -252,31 +266,6 @@ class MegatronRank:
             return self._machine.view()
         gang = self._spec.gang
         return SlotView(self._spec.worker, gang.world_size, gang.incarnation, "cold", 0, "created", time.time())
-
-
-def summary(stats: list[StepStats]) -> dict[str, float]:
-    """Metrics of one rollout: sums over its optimizer steps divided by counts; means of losses over steps taken."""
-    tokens = sum(s.tokens for s in stats)
-    per_token = {
-        "train/entropy": sum(s.entropy_sum for s in stats),
-        "train/ratio_mean": sum(s.ratio_sum for s in stats),
-        "train/clip_fraction": float(sum(s.clipped for s in stats)),
-    }
-    taken = [s for s in stats if not s.skipped]
-    per_step = {
-        "train/loss": [s.loss for s in taken],
-        "train/pg_loss": [s.pg_loss for s in taken],
-        "train/kl_loss": [s.kl_loss for s in taken if s.kl_loss is not None],
-        "train/grad_norm": [s.grad_norm for s in taken],
-    }
-    return {
-        **{name: value / tokens if tokens else float("nan") for name, value in per_token.items()},
-        **{name: sum(values) / len(values) for name, values in per_step.items() if values},
-        "train/lr": stats[-1].lr,
-        "train/tokens": float(tokens),
-        "train/skipped_steps": float(len(stats) - len(taken)),
-        "train/masked_sequences": float(sum(s.masked_sequences for s in stats)),
-    }
 
 
 def _provenance(load: LoadSpec, seed: int) -> Provenance:
