@@ -31,6 +31,8 @@ from state.slots import Provenance, Slot, SlotRecord, SlotView, WorkerId
 from state.store import Key, NotHeld, SlotStore
 
 RESTORABLE = ("loading", "switching")
+# All that may happen inside a borrow, however many slots are lent one inside the other.
+WHILE_LENT = ("switch", "switched", "fail")
 
 
 class SlotViolation(InvariantViolation):
@@ -112,6 +114,7 @@ class SlotMachine:
         self._poison: _Poison | None = None
         self._spent: set[str] = set()
         self._ready = False
+        self._lent = False
         self._lock = threading.RLock()
         self._life = lifecycle.Lifecycle(primary)
         self._view = SlotView(worker, gang.world_size, gang.incarnation, self.state, 0, "created", time.time())
@@ -165,6 +168,8 @@ class SlotMachine:
     def ready(self) -> None:
         """Last act of init: the primary is resident, its bytes are the recorded ones, and so are its masters."""
         record, digest = self._recorded(self._primary)
+        if self._lent:
+            self._refuse(f"ready {self.primary} inside a borrow")
         if self.state != lifecycle.resident(self.primary):
             self._switch(self._primary)
         live = self._store.digest()
@@ -209,21 +214,31 @@ class SlotMachine:
         if slot is self.primary or (slot is Slot.OLD_ACTOR and version == primary.version):
             self._must_be(lifecycle.resident(self.primary), f"use {slot}")
             captured = self._ambient.capture()
-            try:
-                yield primary
-            finally:
-                self._ambient.restore(captured)
+            with self._lending():
+                try:
+                    yield primary
+                finally:
+                    self._ambient.restore(captured)
             return
         key = Key(slot, version)
         self._must_be(lifecycle.resident(self.primary), f"borrow {key}")
         record = self._recorded(key)[0]
         captured = self._ambient.capture()
-        self._switch(key)
+        with self._lending():
+            self._switch(key)
+            try:
+                yield record
+            finally:
+                self._switch(self._primary)
+                self._ambient.restore(captured)
+
+    @contextmanager
+    def _lending(self) -> Iterator[None]:
+        outer, self._lent = self._lent, True
         try:
-            yield record
+            yield
         finally:
-            self._switch(self._primary)
-            self._ambient.restore(captured)
+            self._lent = outer
 
     @contextmanager
     def step(self, rollout_id: int) -> Iterator[StepScope]:
@@ -242,8 +257,10 @@ class SlotMachine:
             yield scope
             self._optimizer.finish_gather()
             after = self._store.digest()
+            if not scope.wrote and after != digest:
+                raise Poisoned(f"{self._worker}: {self.primary} changed in rollout {rollout_id}, and nobody wrote")
         except BaseException as error:
-            if not scope.wrote and self._is_still(digest):
+            if not scope.wrote and self._is_still(digest) and self._has_its_masters():
                 self._fire("unchanged", self.primary, before, detail=_reason(error))
             else:
                 self._fail(_reason(error))
@@ -283,7 +300,7 @@ class SlotMachine:
         attested = []
         for key in self._kept_keys():
             record = self._records[key][0]
-            with self._store.reading(key):
+            with self._reading(key):
                 attested.append(Kept(record.slot, record.version, self._store.digest(), record.digest))
         return tuple(attested)
 
@@ -324,8 +341,18 @@ class SlotMachine:
             version=record.version,
             digest=record.digest,
         )
-        with self._store.reading(key):
+        with self._reading(key):
             yield record
+
+    @contextmanager
+    def _reading(self, key: Key) -> Iterator[None]:
+        try:
+            with self._store.reading(key):
+                yield
+        except BaseException as error:
+            if not self._store.is_at_home(self._primary):
+                self._fail(_reason(error))
+            raise
 
     @contextmanager
     def _permitted(self, purpose: Purpose, quorum: Quorum) -> Iterator[ActorPermit]:
@@ -425,6 +452,8 @@ class SlotMachine:
         """One transition: the machine moves, the view is replaced, the journal has it."""
         with self._lock:
             before = self.state
+            if self._lent and trigger not in WHILE_LENT:
+                self._refuse(f"{trigger} {slot} inside a borrow")
             try:
                 self._life.move(trigger, slot)
             except MachineError as error:
@@ -468,9 +497,15 @@ class SlotMachine:
             self._refuse(f"{what}: ready() has not verified {self.primary} since it was loaded")
 
     def _is_still(self, digest: ShardDigest) -> bool:
-        """Whether the live bytes are provably these. Bytes that cannot be hashed are not."""
+        """Whether the primary is live with provably these bytes. Bytes that cannot be hashed are not."""
         try:
-            return self._store.digest() == digest
+            return self._store.is_at_home(self._primary) and self._store.digest() == digest
+        except Exception:
+            return False
+
+    def _has_its_masters(self) -> bool:
+        try:
+            return not self._optimizer.master_mismatches()
         except Exception:
             return False
 

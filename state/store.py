@@ -94,7 +94,8 @@ class SlotStore:
         return key in self._backing
 
     def is_at_home(self, key: Key) -> bool:
-        return self._at_home == key
+        """Whether the home holds `key` and every live tensor stands there."""
+        return self._at_home == key and self._pointed is None
 
     def digest(self) -> ShardDigest:
         """Hash the live bytes."""

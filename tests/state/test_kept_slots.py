@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from state.audit import audit
 from state.gang import ActorPermit, GangDisagreement, PermitVoid, agree
 from state.journal import read_journal
+from state.machine import SlotViolation
 from state.slots import Slot, Tier
 from tests.state.toy import ToyWorker, bytes_of, cold_worker, ready_worker, values_of
 
@@ -186,3 +188,41 @@ def test_the_audit_finds_a_kept_slot_with_other_bytes_or_outside_its_save(tmp_pa
     assert "I2" in kept_entry_is_wrong(tmp_path / "digest", digest="0" * 16)
     assert "I2" in kept_entry_is_wrong(tmp_path / "version", version=7)
     assert "I2" in kept_entry_is_wrong(tmp_path / "other", publish_id="elsewhere")
+
+
+def lose_the_way_home(worker: ToyWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tensors come back but the buffer, which no digest covers."""
+    homes = {name: home for name, home in worker.store._homes.items() if name != "seen"}
+
+    def point_at(key: object) -> None:
+        monkeypatch.setattr(worker.store, "_pointed", key)
+        monkeypatch.setattr(worker.store, "_homes", homes)
+
+    monkeypatch.setattr(worker.store, "_point_at", point_at)
+
+
+def test_a_rank_whose_tensors_do_not_come_back_from_an_attestation_is_poisoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = keeper(tmp_path)
+    lose_the_way_home(worker, monkeypatch)
+    with pytest.raises(KeyError):
+        worker.machine.attest(with_kept=True)
+    assert worker.machine.state == "poisoned"
+
+
+def test_a_rank_whose_tensors_do_not_come_back_from_a_save_is_poisoned_whatever_the_writer_makes_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = keeper(tmp_path)
+    quorum = agree([worker.machine.attest(with_kept=True)], "s1")
+
+    def save_whatever_happens() -> None:
+        with worker.machine.saving(quorum) as permit:
+            lose_the_way_home(worker, monkeypatch)
+            with suppress(KeyError):
+                read(worker, permit, Slot.REF)
+
+    with pytest.raises(SlotViolation, match="done actor in state poisoned"):
+        save_whatever_happens()
+    assert worker.machine.state == "poisoned"

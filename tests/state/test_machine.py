@@ -256,6 +256,28 @@ FORBIDDEN_IN_A_BORROW: dict[str, Verb] = {
     "snapshot": lambda w: w.machine.snapshot(Slot.OLD_ACTOR),
     "wake": lambda w: w.machine.wake(),
 }
+FORBIDDEN_WHATEVER_IS_BORROWED: dict[str, Verb] = {
+    "step": lambda w: train(w, 0),
+    "sleep": lambda w: w.machine.sleep(),
+    "ready": lambda w: w.machine.ready(),
+    "load": lambda w: w.load(Slot.REF, 4),
+    "load the actor": lambda w: w.load(Slot.ACTOR, 4),
+    "publish": lambda w: w.machine.publishing(w.quorum()).__enter__(),
+    "save": lambda w: w.machine.saving(w.quorum()).__enter__(),
+}
+
+
+@pytest.mark.parametrize("slot", [Slot.ACTOR, Slot.REF])
+@pytest.mark.parametrize("verb", FORBIDDEN_WHATEVER_IS_BORROWED)
+def test_inside_a_borrow_also_of_the_actor_nothing_else_begins(tmp_path: Path, verb: str, slot: Slot) -> None:
+    worker = ready_worker(tmp_path)
+    with worker.machine.borrow(slot):
+        live = values_of(worker.model)
+        with pytest.raises(InvariantViolation):
+            FORBIDDEN_WHATEVER_IS_BORROWED[verb](worker)
+        assert values_of(worker.model) == live
+    assert values_of(worker.model) == {1}
+    FORBIDDEN_WHATEVER_IS_BORROWED[verb](worker)
 
 
 @pytest.mark.parametrize("verb", FORBIDDEN_IN_A_BORROW)
@@ -437,6 +459,34 @@ def test_a_write_that_was_not_announced_is_seen_when_an_error_follows(tmp_path: 
     worker = ready_worker(tmp_path)
     with pytest.raises(Injected):
         train_and_fail(worker, announced=False, wrote=True)
+    assert worker.machine.state == "poisoned"
+
+
+def test_bytes_that_changed_in_a_step_in_which_nobody_wrote_are_not_committed(tmp_path: Path) -> None:
+    worker = ready_worker(tmp_path)
+    with pytest.raises(Poisoned, match="changed in rollout 0, and nobody wrote"), worker.machine.step(0):
+        worker.model.norm.data[0] = 7
+    assert worker.machine.state == "poisoned"
+
+
+def test_masters_that_moved_without_a_word_are_not_unchanged(tmp_path: Path) -> None:
+    worker = ready_worker(tmp_path)
+
+    def move_masters_and_fail() -> None:
+        with worker.machine.step(0):
+            worker.masters.masters["norm"] += 1  # the live bytes have not been written yet
+            raise Injected
+
+    with pytest.raises(Injected):
+        move_masters_and_fail()
+    assert worker.machine.state == "poisoned"
+
+
+def test_masters_that_cannot_be_compared_are_not_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = ready_worker(tmp_path)
+    monkeypatch.setattr(worker.masters, "master_mismatches", lambda: 1 / 0)
+    with pytest.raises(Injected):
+        train_and_fail(worker, announced=False, wrote=False)
     assert worker.machine.state == "poisoned"
 
 
