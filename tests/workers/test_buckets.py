@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.weights.buckets import ALIGNMENT, TensorSpec, pack, torch_dtype, views
+from workers.weights.buckets import TensorSpec, pack, torch_dtype, views
 
 DTYPES = ["float32", "bfloat16", "float8_e4m3fn", "int64", "bool"]
 specs = st.lists(
@@ -20,8 +20,8 @@ def test_any_bucket_size_carries_every_tensor_once_in_order(tensors: list[Tensor
         assert bucket.nbytes <= bucket_bytes or len(bucket.entries) == 1
         end = 0
         for entry in bucket.entries:
-            assert entry.offset % ALIGNMENT == 0
-            assert entry.offset >= end
+            assert entry.offset % torch_dtype(entry.tensor.dtype).itemsize == 0
+            assert entry.offset == end
             end = entry.offset + entry.tensor.nbytes
         assert end == bucket.nbytes
 
@@ -39,6 +39,11 @@ def test_a_tensor_that_fits_exactly_shares_its_bucket():
     a, b = TensorSpec("a", "float32", (4,)), TensorSpec("b", "float32", (4,))
     assert len(pack([a, b], 32)) == 1
     assert len(pack([a, b], 31)) == 2
+
+
+def test_a_tensor_that_would_not_be_aligned_begins_a_bucket():
+    odd, wide = TensorSpec("a", "bfloat16", (3,)), TensorSpec("b", "float32", (2,))
+    assert [[e.tensor.name for e in b.entries] for b in pack([odd, wide, odd], 64)] == [["a"], ["b", "a"]]
 
 
 def test_an_impossible_bucket_size_is_refused():

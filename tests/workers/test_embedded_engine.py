@@ -14,8 +14,9 @@ from state.digest import Region, TensorDigest, digest_tensor
 from state.slots import Slot, WeightId
 from workers.config import ModelConfig, SamplingConfig
 from workers.rollout.embedded import EmbeddedEngine
+from workers.rollout.noise import gumbel_noise, uniform_noise
 from workers.rollout.protocol import EngineRefused, GenerateRequest, GenerateResult, WeightsMismatch, mismatches
-from workers.rollout.sampling import gumbel_noise, seed_tensor, uniform_noise
+from workers.rollout.sampling import seed_tensor
 from workers.weights.base import Sink
 from workers.weights.buckets import TensorSpec
 from workers.weights.manifest import Manifest

@@ -24,6 +24,10 @@ class EngineRefused(SlotwiseError):
     """The engine will not do this now; its weights and requests are as they were. The message says why."""
 
 
+class EngineDied(SlotwiseError):
+    """What the engine computes with is no more, though its actor still answers. The message says what was seen."""
+
+
 class WeightsMismatch(SlotwiseError):
     """Names, shapes, dtypes or digests of an update are not those of the engine's model."""
 

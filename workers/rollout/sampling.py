@@ -22,9 +22,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from state.digest import MASK64, mix
+from state.digest import MASK64
 from workers.batch import FinishReason
 from workers.config import SamplingConfig
+from workers.rollout.noise import gumbel_noise
 
 _REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length", "abort")
 _RUNNING, _STOP, _LENGTH, _ABORT = range(4)
@@ -35,19 +36,6 @@ def seed_tensor(seeds: Sequence[int], device: torch.device) -> Tensor:
     """Seeds as int64, mod 2^64."""
     wrapped = [seed & MASK64 for seed in seeds]
     return torch.tensor([s - (1 << 64) if s >> 63 else s for s in wrapped], dtype=torch.int64, device=device)
-
-
-def uniform_noise(seeds: Tensor, position: int, num_tokens: int) -> Tensor:
-    """float64 [len(seeds), num_tokens] in (0, 1): the upper 53 bits of a mix of (seed, position, token id)."""
-    key = mix(mix(seeds) + position)
-    bits = mix(key.unsqueeze(-1) + torch.arange(num_tokens, dtype=torch.int64, device=seeds.device))
-    upper = (bits >> 11) & ((1 << 53) - 1)
-    return (upper.to(torch.float64) * 2.0**-53).clamp_(min=2.0**-54)
-
-
-def gumbel_noise(seeds: Tensor, position: int, num_tokens: int) -> Tensor:
-    """float64 [len(seeds), num_tokens], standard Gumbel."""
-    return -(-uniform_noise(seeds, position, num_tokens).log()).log()
 
 
 class _Record(LogitsProcessor):

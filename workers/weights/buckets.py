@@ -1,7 +1,7 @@
-"""Named tensors packed into flat buffers.
+"""Named tensors packed into flat buffers, one right after the other.
 
 A bucket is a plan: which tensor stands at which byte. Both sides of a transfer compute their views from it, so that
-nothing but bytes has to travel.
+nothing but bytes has to travel. Servers that know only names, dtypes and shapes arrive at the same bytes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ import torch
 from torch import Tensor
 
 from state.digest import dtype_name
-
-ALIGNMENT = 16
-"""Bytes. No dtype needs more, and a view of a buffer must start at a multiple of its element size."""
 
 _DTYPES = {
     dtype_name(dtype): dtype
@@ -72,19 +69,22 @@ class Bucket:
 
 
 def pack(tensors: Iterable[TensorSpec], bucket_bytes: int) -> tuple[Bucket, ...]:
-    """Fills buckets of at most `bucket_bytes` in the given order. A tensor that is bigger goes alone. Pure."""
+    """Fills buckets of at most `bucket_bytes` in the given order. A tensor that is bigger goes alone. Pure.
+
+    A view of a buffer must start at a multiple of its element size: a tensor that would not begins a bucket.
+    """
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes must be at least 1, not {bucket_bytes}")
     buckets: list[Bucket] = []
     entries: list[Entry] = []
     end = 0
     for tensor in tensors:
-        start = -(-end // ALIGNMENT) * ALIGNMENT
-        if entries and start + tensor.nbytes > bucket_bytes:
+        is_aligned = end % torch_dtype(tensor.dtype).itemsize == 0
+        if entries and (end + tensor.nbytes > bucket_bytes or not is_aligned):
             buckets.append(Bucket(tuple(entries), end))
-            entries, start = [], 0
-        entries.append(Entry(tensor, start))
-        end = start + tensor.nbytes
+            entries, end = [], 0
+        entries.append(Entry(tensor, end))
+        end += tensor.nbytes
     if entries:
         buckets.append(Bucket(tuple(entries), end))
     return tuple(buckets)

@@ -1,0 +1,78 @@
+"""Runs one command and sees to it that nothing of it is left: `python server_keeper.py SCRATCH -- COMMAND`.
+
+The command gets a session of its own, which is killed when its first process ends, or when this process's standard
+input closes: the kernel closes it for a parent that dies, in whatever way. If this process is killed, the kernel
+kills the command's first process (PR_SET_PDEATHSIG), and SGLang's processes watch their parent in the same way.
+SCRATCH is removed at the end. Killed, not asked: a server has nothing to save, and takes seconds to say goodbye.
+
+Run as a file, by any Python: imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+_PR_SET_PDEATHSIG = 1
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_POLL_S = 0.05
+_LIMIT_S = 10.0
+
+
+def _before_exec(parent: int) -> Callable[[], None]:
+    """For the child, between fork and exec: it dies with its parent, and hears signals."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def ask() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
+
+
+def _session_lives(leader: int) -> bool:
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Every process of the child's session is gone when this returns."""
+    deadline = time.monotonic() + _LIMIT_S
+    while _session_lives(child.pid) and time.monotonic() < deadline:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.poll()
+        time.sleep(_POLL_S)
+
+
+def keep(scratch: str, command: list[str]) -> int:
+    """Returns the command's exit code (negative: the signal that ended it)."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the end comes over standard input, whoever is signalled
+    child = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_before_exec(os.getpid())
+    )
+    exited = os.pidfd_open(child.pid)
+    select.select([0, exited], [], [])
+    _end(child)
+    shutil.rmtree(scratch, ignore_errors=True)
+    code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(keep(sys.argv[1], sys.argv[sys.argv.index("--") + 1 :]))
