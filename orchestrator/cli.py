@@ -22,6 +22,7 @@ usage: slotwise COMMAND ...
 
   train CONFIG.yaml [--section.key value ...] [--dry-run] [--json]   run, or continue, a training
   slots [--run R] [--watch] [--json]                                 which weights are live on every rank and engine
+  inspect RUN_DIR [--port P]                                         the same over time, as a page, from the journals
   audit RUN_DIR [--json]                                             replay a run's journals and check the invariants
   convert SOURCE OUT                                                 Hugging Face -> native checkpoint, and back
   diagram                                                            the state machine as Mermaid
@@ -156,6 +157,20 @@ def _slots(arguments: list[str]) -> int:
 
 
 def _audit(arguments: list[str]) -> int:
+def _inspect(arguments: list[str]) -> int:
+    command_line = parser(
+        "inspect", "A page of who held which weights when: from a run's journals, also while it runs."
+    )
+    command_line.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    command_line.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
+    command_line.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
+    options = command_line.parse_args(arguments)
+    from orchestrator.inspector.viewer import view
+
+    view(options.run_dir, options.host, options.port, lambda address: print(f"open {address}", flush=True))
+    return ExitCode.DONE
+
+
     command_line = parser("audit", "Replay a run's journals, check the invariants and print a timeline.")
     command_line.add_argument("run_dir", type=Path)
     command_line.add_argument("--json", action="store_true")
@@ -209,3 +224,4 @@ _COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
     "diagram": _diagram,
     "doctor": _doctor,
 }
+    "inspect": _inspect,

@@ -14,7 +14,8 @@ from rich.console import Console
 from orchestrator import slot_plan
 from orchestrator.batching import steps_per_rollout
 from orchestrator.config import Config
-from orchestrator.inspector.actor import FILE, Inspector
+from orchestrator.inspector.access import FILE
+from orchestrator.inspector.actor import NAME, Inspector
 from orchestrator.interrupts import Stop, raise_on_sigterm
 from orchestrator.live_run import LiveRun
 from orchestrator.loops import train_loop
@@ -123,8 +124,12 @@ def _manager_spec(config: Config, plan: ResumePlan, run_dir: RunDir, placement: 
 
 def _start_inspector(config: Config, run_dir: RunDir, gang: TrainGroup, manager: ManagerClient) -> Callable[[], None]:
     """Returns what ends it."""
-    inspector = Inspector.remote(config.run.name, str(run_dir.path), gang.handles, manager.handle)  # type: ignore[attr-defined]
-    wait_for(inspector.start.remote(), "the inspector", "start", 60.0)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)  # where the journals are
+    inspector = Inspector.options(  # type: ignore[attr-defined]
+        name=f"{config.run.name}/{NAME}", namespace=config.run.name, scheduling_strategy=here
+    ).remote(config.run.name, str(run_dir.path), gang.handles, manager.handle)
+    listen = (config.cluster.inspector_host, config.cluster.inspector_port)
+    wait_for(inspector.start.remote(*listen), "the inspector", "start", 60.0)
 
     def end() -> None:
         (run_dir.path / FILE).unlink(missing_ok=True)

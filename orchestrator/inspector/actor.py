@@ -1,26 +1,24 @@
-"""Shows what is live on every rank and engine, while they work: a small HTTP server in an actor of its own.
+"""Shows what is live on every rank and engine, while they work: the page, in an actor of its own.
 
-It asks each rank and the fleet for their views, which they answer on threads that never wait for the work. It listens
-on loopback and answers whoever has the token; `inspector.json` in the run directory, readable by its owner alone, says
-where and holds it.
+It asks each rank and the fleet for their views, which they answer on threads that never wait for the work, and reads
+the rest from the journals. `inspector.json` in the run directory, readable by its owner alone, says where it listens
+and holds its token; through Ray it is found as `RUN/inspector` in the namespace of the run.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import secrets
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
-from aiohttp import web
+
+from orchestrator.inspector.access import Access, announce
+from orchestrator.inspector.server import VIEW, Pages, serve
 
 ANSWER_WITHIN_S = 1.0
-FILE = "inspector.json"
-VIEW = "/api/slots"
+NAME = "inspector"
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
@@ -30,34 +28,22 @@ class Inspector:
     def __init__(self, run: str, run_dir: str, workers: Mapping[str, Any], manager: Any) -> None:
         self._run, self._run_dir = run, Path(run_dir)
         self._workers, self._manager = dict(workers), manager
-        self._token = secrets.token_urlsafe(32)
 
-    async def start(self) -> str:
-        """Listen on a free loopback port; returns the URL of the view."""
-        app = web.Application()
-        app.router.add_get(VIEW, self._slots)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0][:2]
-        url = f"http://{host}:{port}{VIEW}"
-        self._announce({"url": url, "token": self._token})
-        return url
+    def __repr__(self) -> str:
+        """Ray reads this once, after `__init__`: identity, never state."""
+        return f"Inspector({self._run})"
 
-    def _announce(self, address: Mapping[str, str]) -> None:
-        temporary = self._run_dir / f".{FILE}"
-        temporary.unlink(missing_ok=True)
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(address, file)
-        os.replace(temporary, self._run_dir / FILE)
+    async def start(self, host: str, port: int) -> str:
+        """Listen; returns the address of the page, which asks for the token."""
+        access = Access()
+        _, address = await serve(Pages(self._run_dir, access, self.view), host, port)
+        announce(self._run_dir, {"url": address + VIEW, "token": access.token})
+        return address
 
-    async def _slots(self, request: web.Request) -> web.Response:
-        offered = request.headers.get("Authorization", "")
-        if not secrets.compare_digest(offered.encode(), f"Bearer {self._token}".encode()):
-            return web.Response(status=401, text=f"the token is in {FILE} of the run directory\n")
+    async def view(self) -> dict[str, Any]:
+        """What every rank and engine answers now, or that it does not."""
         workers, engines = await asyncio.gather(self._worker_rows(), self._engine_rows())
-        body = {"run": self._run, "source": "live", "workers": workers, "engines": engines}
-        return web.json_response(body)
+        return {"run": self._run, "source": "live", "workers": workers, "engines": engines}
 
     async def _worker_rows(self) -> list[dict[str, Any]]:
         answers = await asyncio.gather(*(_answer(w.view.remote()) for w in self._workers.values()))
