@@ -156,7 +156,6 @@ def _slots(arguments: list[str]) -> int:
     return ExitCode.DONE
 
 
-def _audit(arguments: list[str]) -> int:
 def _inspect(arguments: list[str]) -> int:
     command_line = parser(
         "inspect", "A page of who held which weights when: from a run's journals, also while it runs."
@@ -171,6 +170,7 @@ def _inspect(arguments: list[str]) -> int:
     return ExitCode.DONE
 
 
+def _audit(arguments: list[str]) -> int:
     command_line = parser("audit", "Replay a run's journals, check the invariants and print a timeline.")
     command_line.add_argument("run_dir", type=Path)
     command_line.add_argument("--json", action="store_true")
@@ -219,9 +219,9 @@ def _doctor(arguments: list[str]) -> int:
 _COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
     "train": _train,
     "slots": _slots,
+    "inspect": _inspect,
     "audit": _audit,
     "convert": _convert,
     "diagram": _diagram,
     "doctor": _doctor,
 }
-    "inspect": _inspect,

@@ -78,12 +78,12 @@ class ClusterConfig(Frozen):
     host memory meanwhile and come back verified; optimizer state stays where it is."""
     placement_timeout_s: float = Field(default=300.0, gt=0)
     """Limit of waiting for resources."""
-
-
     inspector_host: str = "127.0.0.1"
     """Address that the inspector's page listens on. Whoever opens it needs the token, wherever it listens."""
     inspector_port: int = Field(default=0, ge=0, le=65535)
     """Port of the inspector's page on the driver's node; 0: a free one."""
+
+
 class WandbConfig(Frozen):
     """Weights & Biases (`pip install "slotwise[wandb]"`). Its credentials are never options: W&B reads them from the
     driver's environment."""
