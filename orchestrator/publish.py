@@ -23,7 +23,7 @@ from state.gang import Quorum
 from state.journal import Journal
 from state.slots import WeightId
 from workers.weights.manifest import Manifest
-from workers.weights.rendezvous import Rendezvous
+from workers.weights.rendezvous import Rendezvous, members
 from workers.weights.send_plan import SendPlan, plan_send
 
 
@@ -68,13 +68,14 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """Publishes for one run. `timeout_s` limits the transfer."""
+    """Publishes for one run. `timeout_s` limits the transfer; each engine receives in `engine_processes` processes."""
 
     gang: TrainGroup
     engines: Engines
     journal: Journal
     bucket_bytes: int
     timeout_s: float
+    engine_processes: int = 1
 
     def publish(self, publish_id: str) -> Published:
         """Publish what the gang agrees on. Raises `InvariantViolation` or `WorkerFailed`; the journal has either."""
@@ -118,7 +119,8 @@ class Publisher:
         """Engines stop and forget, then everything is sent; returns when all senders and all receivers are done."""
         engines = self.engines.begin_update(manifest)
         plan = plan_send(quorum.holders, quorum.tensors, self.bucket_bytes)
-        rendezvous = Rendezvous(engines, self.gang.open_endpoints(plan, engines))
+        receivers = members(engines, self.engine_processes)
+        rendezvous = Rendezvous(receivers, self.gang.open_endpoints(plan, receivers))
         receiving = {"engines": self.engines.receive(plan, rendezvous)}
         gather(receiving | self.gang.send(plan), "transfer the weights", self.timeout_s)
         return plan.nbytes

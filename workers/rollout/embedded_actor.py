@@ -1,30 +1,20 @@
-"""The embedded engine as a Ray actor: the same verbs, on threads that let it be asked while it works.
+"""The embedded engine as a Ray actor.
 
 Whoever starts engines imports this file, and no model code: that is loaded where the engine lives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import ray
 
-from state.slots import WeightId
-from workers.config import ModelConfig, SamplingConfig, WeightsConfig
-from workers.rollout.protocol import EngineView, GenerateRequest, GenerateResult, Proof
-from workers.weights.manifest import Manifest
+from workers.config import ModelConfig, WeightsConfig
+from workers.rollout.engine_actor import EngineActor
 from workers.weights.process_group import Device
-from workers.weights.rendezvous import Rendezvous
-from workers.weights.send_plan import SendPlan
 
 
 @ray.remote(concurrency_groups={"control": 4}, max_restarts=0, max_task_retries=0)
-class EmbeddedEngineActor:
-    """`generate` and `receive` take turns on one thread; everything in the group `control` answers beside them.
-
-    An engine never restarts by itself: another process would hold other weights under the same name. It ends with
-    the process that created it.
-    """
+class EmbeddedEngineActor(EngineActor):
+    """A model inside the actor's own process."""
 
     def __init__(
         self,
@@ -50,47 +40,3 @@ class EmbeddedEngineActor:
             num_threads=num_threads,
             tokenizer=tokenizer,
         )
-
-    def __repr__(self) -> str:
-        """Ray reads this once, after `__init__`: identity, never state."""
-        return f"Engine({self._engine_id})"
-
-    def generate(
-        self, requests: Sequence[GenerateRequest], sampling: SamplingConfig, expected: WeightId
-    ) -> tuple[GenerateResult, ...]:
-        return self._engine.generate(requests, sampling, expected)
-
-    def receive(self, plan: SendPlan, rendezvous: Rendezvous) -> int:
-        return self._engine.receive(plan, rendezvous)
-
-    @ray.method(concurrency_group="control")
-    def pause(self) -> None:
-        self._engine.pause()
-
-    @ray.method(concurrency_group="control")
-    def resume(self) -> None:
-        self._engine.resume()
-
-    @ray.method(concurrency_group="control")
-    def flush(self) -> None:
-        self._engine.flush()
-
-    @ray.method(concurrency_group="control")
-    def begin_update(self, manifest: Manifest) -> None:
-        self._engine.begin_update(manifest)
-
-    @ray.method(concurrency_group="control")
-    def prove(self) -> Proof:
-        return self._engine.prove()
-
-    @ray.method(concurrency_group="control")
-    def commit(self, manifest: Manifest) -> None:
-        self._engine.commit(manifest)
-
-    @ray.method(concurrency_group="control")
-    def abort(self, reason: str) -> None:
-        self._engine.abort(reason)
-
-    @ray.method(concurrency_group="control")
-    def view(self) -> EngineView:
-        return self._engine.view()
