@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator import megatron_fields, slot_checks
+from orchestrator import data_checks, megatron_fields, slot_checks
 from orchestrator.batching import data_parallel_size, samples_per_rollout, steps_per_rollout, total_steps
-from orchestrator.config import Config, DataConfig
+from orchestrator.config import Config
 from orchestrator.generators import GENERATORS
 from orchestrator.imports import did_you_mean, is_import_path
 from orchestrator.options import Problem, nearest
@@ -25,7 +25,7 @@ def problems(config: Config) -> tuple[Problem, ...]:
         *slot_checks.CHECKS,
         _sampling,
         _schedule,
-        _data,
+        data_checks.check,
         _evaluation,
         _checkpoint,
         _names,
@@ -140,21 +140,6 @@ def _schedule(config: Config) -> Iterator[Problem]:
         )
 
 
-def _data(config: Config) -> Iterator[Problem]:
-    yield from _source("data", config.data, needed=config.loop.num_rollout > 0)
-    if config.loop.num_rollout > 0 and config.reward.name is None:
-        yield Problem(
-            "reward.name", f"needed for training; registered: {', '.join(REWARDS)}, or package.module:function"
-        )
-
-
-def _source(section: str, data: DataConfig, needed: bool) -> Iterator[Problem]:
-    if data.path is not None and data.generator is not None:
-        yield Problem(f"{section}.generator", f"give this or {section}.path, not both")
-    if data.path is None and data.generator is None and needed:
-        yield Problem(f"{section}.path", f"no prompts: give this (a JSONL file) or {section}.generator")
-
-
 def _evaluation(config: Config) -> Iterator[Problem]:
     evaluation = config.eval
     if evaluation.interval is None:
@@ -166,7 +151,7 @@ def _evaluation(config: Config) -> Iterator[Problem]:
     if evaluation.data is None:
         yield Problem("eval.data", "needed with eval.interval: give eval.data.path or eval.data.generator")
     else:
-        yield from _source("eval.data", evaluation.data, needed=True)
+        yield from data_checks.source("eval.data", evaluation.data, needed=True)
     if evaluation.reward is not None and evaluation.reward.name is None:
         yield Problem("eval.reward.name", "the section is there without a name; set it, or leave out eval.reward")
     if evaluation.reward is None and config.reward.name is None:

@@ -40,7 +40,8 @@ class LoopConfig(Frozen):
 
 class DataConfig(Frozen):
     path: str | None = None
-    """JSONL file of prompts."""
+    """JSONL file of prompts, Parquet file (`.parquet`), or directory that a Hugging Face Dataset was saved to; the
+    latter two need pyarrow. `path@[start:stop:step]` takes the rows that the slice takes of a Python list."""
     generator: str | None = None
     """A registered generator or an import path `package.module:function`, instead of `path`."""
     input_key: str = "prompt"
@@ -48,8 +49,9 @@ class DataConfig(Frozen):
     apply_chat_template: bool = False
     shuffle: bool = True
     """A new order each epoch, from `run.seed`."""
-    max_prompt_len: int = Field(default=1024, ge=1)
-    """Prompts of more tokens are left out and counted."""
+    max_prompt_len: int | None = Field(default=None, ge=1)
+    """Prompts of more tokens are left out and counted. Unset: 1024, or what the model's context leaves beside a
+    response, where that is less."""
 
 
 class RewardConfig(Frozen):

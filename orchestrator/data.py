@@ -1,98 +1,25 @@
-"""Where prompts come from: rows of a JSONL file or of a generator, in an order that can be continued exactly."""
+"""Where prompts come from: rows of stored data or of a generator, in an order that can be continued exactly."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import DataConfig
-from orchestrator.generators import Generator, Row, resolve_generator
+from orchestrator.context import USUAL_PROMPT
+from orchestrator.rows import DataError, open_rows
 from orchestrator.tokenizer import encode_prompt, tokenizer_fingerprint
-from state.errors import ResumeError, SlotwiseError
+from state.errors import ResumeError
 from workers.batch import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _ENDLESS_PATIENCE = 1000
-
-
-class DataError(SlotwiseError):
-    """The data cannot be read, or is empty after leaving out over-long prompts."""
-
-
-class Rows(Protocol):
-    """Random access to rows. `size` is None when they never end."""
-
-    fingerprint: str
-
-    @property
-    def size(self) -> int | None: ...
-
-    def row(self, index: int) -> Row: ...
-
-
-class FileRows:
-    """A JSONL file, read whole. Raises `DataError` with the line number for a line that is no usable row."""
-
-    def __init__(self, path: Path, input_key: str, label_key: str) -> None:
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise DataError(f"data.path {path}: {error.strerror}") from error
-        keys = f"{input_key} {label_key}"
-        self.fingerprint = hashlib.sha256(content + keys.encode()).hexdigest()[:16]
-        self._rows = [
-            _parse_row(line, f"{path}:{number}", input_key, label_key)
-            for number, line in enumerate(content.split(b"\n"), start=1)
-            if line.strip()
-        ]
-        if not self._rows:
-            raise DataError(f"data.path {path} has no rows")
-
-    @property
-    def size(self) -> int | None:
-        return len(self._rows)
-
-    def row(self, index: int) -> Row:
-        return self._rows[index]
-
-
-def _parse_row(line: bytes, where: str, input_key: str, label_key: str) -> Row:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where}: not JSON: {error}") from error
-    if not isinstance(value, dict) or input_key not in value:
-        known = ", ".join(value) if isinstance(value, dict) else type(value).__name__
-        raise DataError(f"{where}: no key {input_key!r} (data.input_key) among: {known}")
-    prompt = value[input_key]
-    if not isinstance(prompt, str | list):
-        raise DataError(f"{where}: {input_key!r} is {type(prompt).__name__}; expected text or a list of messages")
-    metadata = {key: entry for key, entry in value.items() if key not in (input_key, label_key)}
-    return Row(prompt=prompt, label=value.get(label_key), metadata=metadata)
-
-
-class GeneratedRows:
-    """The endless rows of a generator at one seed."""
-
-    def __init__(self, name: str, seed: int) -> None:
-        self._generator: Generator = resolve_generator(name)
-        self._seed = seed
-        self.fingerprint = f"{name}/{seed}"
-
-    @property
-    def size(self) -> int | None:
-        return None
-
-    def row(self, index: int) -> Row:
-        return self._generator(self._seed, index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +44,10 @@ class DataSource:
 
     def __init__(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         self._config, self._tokenizer, self._seed = config, tokenizer, seed
-        self._rows = _open_rows(config, seed)
+        self._limit = config.max_prompt_len or USUAL_PROMPT
+        self._rows = open_rows(config, seed)
         self._cursor = Cursor()
-        settings = f"{self._rows.fingerprint} {config.apply_chat_template} {config.max_prompt_len}"
+        settings = f"{self._rows.fingerprint} {config.apply_chat_template} {self._limit}"
         order = f"{seed} {config.shuffle}" if self._rows.size is not None else ""
         self.fingerprint = hashlib.sha256(
             f"{settings} {order} {tokenizer_fingerprint(tokenizer)}".encode()
@@ -179,7 +107,7 @@ class DataSource:
         at = self._cursor
         row = self._rows.row(self._index(at))
         text, ids = encode_prompt(self._tokenizer, row.prompt, apply_chat_template=self._config.apply_chat_template)
-        usable = 0 < len(ids) <= self._config.max_prompt_len
+        usable = 0 < len(ids) <= self._limit
         ended = self._rows.size is not None and at.position + 1 >= self._rows.size
         self._cursor = Cursor(
             position=0 if ended else at.position + 1,
@@ -196,18 +124,9 @@ class DataSource:
 
     def _nothing_left(self) -> DataError:
         return DataError(
-            f"no prompt of this data has between 1 and data.max_prompt_len={self._config.max_prompt_len} tokens; "
+            f"no prompt of this data has between 1 and data.max_prompt_len={self._limit} tokens; "
             f"{self._cursor.left_out} were left out"
         )
-
-
-def _open_rows(config: DataConfig, seed: int) -> Rows:
-    if (config.path is None) == (config.generator is None):
-        raise DataError("set one of data.path and data.generator")
-    if config.generator is not None:
-        return GeneratedRows(config.generator, seed)
-    assert config.path is not None
-    return FileRows(Path(config.path), config.input_key, config.label_key)
 
 
 @lru_cache(maxsize=2)

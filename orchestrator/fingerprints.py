@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.config import Config
+from orchestrator.context import prompt_limit
+from orchestrator.data_path import parse
 from state.errors import ResumeError
 
 _NOT_ARCHITECTURE = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache")
@@ -58,14 +60,17 @@ def _tokenizer(config: Config) -> str | None:
 def _data(config: Config) -> str | None:
     """Of the rows and of everything that decides which of them come in which order."""
     data = config.data
-    settings = json.dumps([config.run.seed, data.apply_chat_template, data.max_prompt_len]).encode()
+    limit = prompt_limit(config.model, data, config.rollout)
+    settings = json.dumps([config.run.seed, data.apply_chat_template, limit]).encode()
     if data.generator is not None:
         return f"{data.generator}/{_hash([settings, data.generator.encode()])}"
-    if data.path is None or not Path(data.path).exists():
+    if data.path is None:
         return None
-    path = Path(data.path)
-    order = json.dumps([data.input_key, data.label_key, data.shuffle]).encode()
-    return f"{path.absolute().name}/{_hash(chain([settings, order], _chunks(path)))}"
+    at = parse(data.path)
+    if not at.path.exists():
+        return None
+    order = json.dumps([data.input_key, data.label_key, data.shuffle, at.suffix]).encode()
+    return f"{at.path.absolute().name}{at.suffix}/{_hash(chain([settings, order], _chunks(at.path)))}"
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.config import Config, RewardConfig
+from orchestrator.context import limited
 from orchestrator.data import DataSource
 from orchestrator.requests import assign, check_answers, derive_seed, requests_for, to_sample
 from orchestrator.rewards.registry import RewardFunction, resolve_reward
@@ -76,7 +77,8 @@ class RolloutPipeline:
     def __init__(self, config: Config, tokenizer: PreTrainedTokenizerBase, engines: Engines, shown: Tracker) -> None:
         """`shown` takes some decoded samples of each rollout."""
         self._config, self._tokenizer, self._engines, self._shown = config, tokenizer, engines, shown
-        self.source = DataSource(config.data, tokenizer, config.run.seed)
+        prompts = limited(config.model, config.data, config.rollout)
+        self.source = DataSource(prompts, tokenizer, config.run.seed)
         self._training = _task("train", config.rollout.n_samples_per_prompt, config.rollout, config.reward)
         self._evaluating = _task(
             "eval", config.eval.n_samples_per_prompt, config.eval.sampling, config.eval.reward or config.reward
@@ -131,7 +133,8 @@ class RolloutPipeline:
         evaluation = self._config.eval
         if evaluation.interval is None or evaluation.data is None:
             return []
-        held_out = DataSource(evaluation.data, self._tokenizer, derive_seed(self._config.run.seed, "eval"))
+        data = limited(self._config.model, evaluation.data, evaluation.sampling)
+        held_out = DataSource(data, self._tokenizer, derive_seed(self._config.run.seed, "eval"))
         return held_out.first(evaluation.max_prompts)
 
     async def _do(
