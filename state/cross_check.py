@@ -76,6 +76,12 @@ class _Gang:
                 held = f"{outlet.version} with digest {outlet.digest}"
                 agreed_on = f"{entry['version']} with digest {summary}"
                 self._wrong(history, outlet.seq, "I2", f"{publish_id}: {history.name} held {held}, not {agreed_on}")
+            agreed_kept = {(k["slot"], k["version"]): k["summaries"][rank] for k in entry.get("slots", [])}
+            for slot, version in agreed_kept.keys() | outlet.kept.keys():
+                found, wanted = outlet.kept.get((slot, version)), agreed_kept.get((slot, version))
+                if found != wanted:
+                    what = f"{slot}@{version} as {found or 'nothing'}, agreed on was {wanted or 'nothing'}"
+                    self._wrong(history, outlet.seq, "I10", f"{publish_id}: {history.name} kept {what}")
 
     def _check_trained(self, rollout_id: int, trained: Entry) -> None:
         for history, life in self._lives.values():

@@ -27,7 +27,8 @@ class Weights:
 
 @dataclass(slots=True)
 class Outlet:
-    """One time that bytes were let out of this rank. `ended` by `done` or `fail`."""
+    """One time that bytes were let out of this rank. `ended` by `done` or `fail`. `kept`: digest of each slot that a
+    save wrote beside the primary, by slot and version."""
 
     purpose: str
     seq: int
@@ -35,6 +36,7 @@ class Outlet:
     version: int | None
     digest: str | None
     ended: bool = False
+    kept: dict[tuple[str, int], str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -165,6 +167,8 @@ class _Replay:
         outlet = life.outlets.get(entry["publish_id"])
         if life.state != "saving" or outlet is None or outlet.ended:
             self._wrong("I2", f"{entry['slot']} was kept by {entry['publish_id']}, a save that was not under way")
+        else:
+            outlet.kept[entry["slot"], entry["version"]] = entry["digest"]
         self._must_be_recorded(life, _key(Slot(entry["slot"]), entry["version"]), entry, "what was kept")
 
     def _transition(self, life: RankLife, entry: Entry) -> None:

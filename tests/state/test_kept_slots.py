@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from state.journal import read_journal
 from state.machine import SlotViolation
 from state.slots import Slot, Tier
 from tests.state.toy import ToyWorker, bytes_of, cold_worker, ready_worker, values_of
+from tests.state.toy_run import ToyRun
 
 TIERS = [Tier.COPY, Tier.DEVICE]
 KEPT = (Slot.REF, Slot.OLD_ACTOR)
@@ -226,3 +229,44 @@ def test_a_rank_whose_tensors_do_not_come_back_from_a_save_is_poisoned_whatever_
     with pytest.raises(SlotViolation, match="done actor in state poisoned"):
         save_whatever_happens()
     assert worker.machine.state == "poisoned"
+
+
+@pytest.fixture
+def saved_run(tmp_path: Path) -> Path:
+    """A run of two ranks whose reference was refreshed after its second rollout, and then saved."""
+    run = ToyRun(tmp_path, kept=KEPT)
+    run.begin()
+    run.rollouts(2)
+    for worker in run.workers:
+        worker.machine.snapshot(Slot.REF)
+        worker.machine.snapshot(Slot.OLD_ACTOR)
+    run.save(1)
+    run.finish()
+    return tmp_path
+
+
+def rewrite(run_dir: Path, name: str, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> list[str]:
+    """What the audit finds after `change` of every entry of a journal; None leaves the entry out."""
+    path = run_dir / "journal" / f"{name}.jsonl"
+    changed = [c for e in read_journal(path) if (c := change(e)) is not None]
+    path.write_text("".join(json.dumps(entry | {"seq": seq}) + "\n" for seq, entry in enumerate(changed, 1)))
+    return [str(finding) for finding in audit(run_dir).findings]
+
+
+def test_the_audit_of_a_save_with_kept_slots_finds_nothing(saved_run: Path) -> None:
+    assert audit(saved_run).ok
+
+
+def test_the_audit_finds_a_slot_that_one_rank_did_not_keep(saved_run: Path) -> None:
+    def without_ref(entry: dict[str, Any]) -> dict[str, Any] | None:
+        return None if entry["kind"] == "kept" and entry["slot"] == "ref" else entry
+
+    (found,) = rewrite(saved_run, "actor-1", without_ref)
+    assert "I10" in found
+    assert "actor/1 kept ref@2 as nothing, agreed on was" in found
+
+
+def test_the_audit_finds_a_kept_slot_that_nobody_agreed_on(saved_run: Path) -> None:
+    found = rewrite(saved_run, "driver", lambda entry: entry | {"slots": []} if entry["kind"] == "save" else entry)
+    assert len(found) == 4
+    assert all("I10" in one and "agreed on was nothing" in one for one in found)

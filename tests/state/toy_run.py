@@ -26,6 +26,7 @@ class ToyRun:
     incarnation: int = 1
     start: int = 0
     torn: tuple[str, ...] = ()
+    kept: tuple[Slot, ...] = ()
     workers: list[ToyWorker] = field(default_factory=list)
     engines: dict[str, EngineLife] = field(default_factory=dict)
     publishes: int = 0
@@ -38,7 +39,8 @@ class ToyRun:
         for life in self.engines.values():
             life.started()
         for rank in range(WORLD):
-            self.workers.append(cold_worker(self.directory, rank=rank, world_size=WORLD, incarnation=self.incarnation))
+            place = {"rank": rank, "world_size": WORLD, "incarnation": self.incarnation}
+            self.workers.append(cold_worker(self.directory, kept=self.kept, **place))  # type: ignore[arg-type]
         for worker in self.workers:
             worker.load(Slot.ACTOR, 1 + self.start, version=self.start)
             worker.load(Slot.REF, 20)
@@ -74,8 +76,8 @@ class ToyRun:
                 worker.masters.step(1)
         self.driver.append("trained", incarnation=self.incarnation, rollout_id=rollout_id, version=rollout_id + 1)
 
-    def agree(self, publish_id: str) -> Quorum:
-        return agree([worker.machine.attest() for worker in self.workers], publish_id)
+    def agree(self, publish_id: str, with_kept: bool = False) -> Quorum:
+        return agree([worker.machine.attest(with_kept=with_kept) for worker in self.workers], publish_id)
 
     def publish(self, fail: Callable[[], None] | None = None) -> None:
         self.publishes += 1
@@ -98,10 +100,13 @@ class ToyRun:
             self._record_publish(quorum, "committed", verdict)
 
     def save(self, rollout_id: int) -> None:
-        quorum = self.agree(f"save-{self.incarnation}-{rollout_id}")
+        quorum = self.agree(f"save-{self.incarnation}-{rollout_id}", with_kept=True)
         for worker in self.workers:
             with worker.machine.saving(quorum) as permit:
                 permit.require("save")
+                for kept in worker.machine.kept:
+                    with worker.machine.reading(permit, kept.slot, kept.version):
+                        pass
         self.driver.append(
             "save",
             publish_id=quorum.publish_id,
@@ -111,6 +116,10 @@ class ToyRun:
             digest=quorum.digest,
             transitions=quorum.transitions,
             summaries=quorum.summaries,
+            slots=[
+                {"slot": k.slot, "version": k.version, "digest": k.digest, "summaries": k.summaries}
+                for k in quorum.kept
+            ],
             path=f"checkpoints/iter_{rollout_id:07d}",
         )
 

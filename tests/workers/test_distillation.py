@@ -1,4 +1,4 @@
-"""Distillation minimises the reverse KL: its expected gradient, over everything a student could say, is that of the KL."""
+"""Distillation minimises the reverse KL: that is what its gradient is, over everything a student could say."""
 
 from __future__ import annotations
 
