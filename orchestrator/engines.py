@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from orchestrator.config import Config
-from orchestrator.fleet import EngineGone
+from orchestrator.roster import EngineGone, Replacements
 from workers.rollout.embedded_actor import EmbeddedEngineActor
 
 
@@ -35,30 +35,39 @@ class RayEngine:
         ray.kill(self._handle, no_restart=True)
 
 
-def start_engines(config: Config, actor_options: Sequence[Mapping[str, Any]]) -> list[RayEngine]:
-    """One engine for each entry of `actor_options` (scheduling strategy, runtime environment), in that order.
+def start_engine(config: Config, index: int, options: Mapping[str, Any]) -> RayEngine:
+    """Engine number `index` of the run, with Ray's `options` (scheduling strategy, runtime environment).
 
-    Named `RUN/engine/INDEX` in the namespace of the run. Their constructors run on; `Fleet.start` waits for them.
+    Named `RUN/engine/INDEX` in the namespace of the run. Its constructor runs on; the fleet waits for it.
     """
     rollout = config.rollout
     actor: Any = EmbeddedEngineActor
-    engines = []
-    for index, options in enumerate(actor_options):
-        engine_id = f"{config.run.name}/engine/{index}"
-        handle = actor.options(
-            name=engine_id,
-            namespace=config.run.name,
-            num_cpus=rollout.cpus_per_engine,
-            num_gpus=rollout.gpus_per_engine,
-            **options,
-        ).remote(
-            engine_id,
-            config.model,
-            device="cuda" if rollout.gpus_per_engine else "cpu",
-            max_batch_size=rollout.max_batch_size,
-            num_threads=max(1, int(rollout.cpus_per_engine)),
-            tokenizer=config.model.tokenizer or config.model.hf_checkpoint,
-            weights=config.weights,
-        )
-        engines.append(RayEngine(engine_id, handle))
-    return engines
+    engine_id = f"{config.run.name}/engine/{index}"
+    handle = actor.options(
+        name=engine_id,
+        namespace=config.run.name,
+        num_cpus=rollout.cpus_per_engine,
+        num_gpus=rollout.gpus_per_engine,
+        **options,
+    ).remote(
+        engine_id,
+        config.model,
+        device="cuda" if rollout.gpus_per_engine else "cpu",
+        max_batch_size=rollout.max_batch_size,
+        num_threads=max(1, int(rollout.cpus_per_engine)),
+        tokenizer=config.model.tokenizer or config.model.hf_checkpoint,
+        weights=config.weights,
+    )
+    return RayEngine(engine_id, handle)
+
+
+def start_engines(config: Config, actor_options: Sequence[Mapping[str, Any]]) -> list[RayEngine]:
+    """One engine for each entry of `actor_options`, in that order."""
+    return [start_engine(config, index, options) for index, options in enumerate(actor_options)]
+
+
+def replacements(config: Config, actor_options: Sequence[Mapping[str, Any]]) -> Replacements:
+    """Engines that take the place of dead ones get a number of their own, so that nobody takes them for those."""
+    return Replacements(
+        lambda seat, index: start_engine(config, index, actor_options[seat]), config.rollout.max_engine_replacements
+    )

@@ -7,13 +7,14 @@ and says why, and the others go on. A call that finds none left raises `NoEngine
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from orchestrator.rollout_pipeline import EngineLost
-from state.engine_life import EngineLife, EnginePhase, EngineStatus, EngineTransition
-from state.errors import SlotwiseError
+from orchestrator.roster import EngineGone, EngineLink, NoEngineLeft, Replacements, Roster, in_words
+from state.engine_life import EnginePhase, EngineStatus, EngineTransition
 from state.journal import Journal
 from state.slots import WeightId
 from workers.config import SamplingConfig
@@ -22,45 +23,23 @@ from workers.weights.manifest import Manifest
 from workers.weights.rendezvous import Rendezvous
 from workers.weights.send_plan import SendPlan
 
-
-class NoEngineLeft(SlotwiseError):
-    """No engine is left that could go on; the message has each one's reason."""
-
-
-class EngineGone(SlotwiseError):
-    """The process of an engine is no more."""
-
-
-class EngineLink(Protocol):
-    """How the fleet reaches one engine. The verbs are those of `RolloutEngine`."""
-
-    engine_id: str
-
-    async def call(self, verb: str, *args: Any) -> Any:
-        """Raises what the engine raised, or `EngineGone`."""
-        ...
-
-    def kill(self) -> None: ...
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetLimits:
     """How long the fleet waits, in seconds: for an engine to start, to answer a ping, to end one phase of an update.
 
-    A flush that is refused is tried `flush_attempts` times, `flush_pause_s` apart.
+    Engines are looked after every `health_interval_s`. A flush that is refused is tried `flush_attempts` times,
+    `flush_pause_s` apart.
     """
 
     start_s: float = 300.0
     ping_s: float = 15.0
+    health_interval_s: float = 10.0
     phase_s: float = 300.0
     flush_attempts: int = 40
     flush_pause_s: float = 0.25
-
-
-@dataclass(slots=True)
-class _Engine:
-    link: EngineLink
-    life: EngineLife
 
 
 @dataclass(slots=True)
@@ -82,46 +61,67 @@ class Fleet:
         journal: Journal,
         limits: FleetLimits,
         *,
+        replacements: Replacements | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._journal, self._limits, self._sleep = journal, limits, sleep
-        self._engines = {link.engine_id: _Engine(link, EngineLife(link.engine_id, self._record)) for link in links}
+        self._roster = Roster(links, self._record, self._note_death, limits.start_s, replacements)
         self._update: _Update | None = None
+        self._updates = 0
 
     async def start(self) -> tuple[str, ...]:
         """Wait for the engines' constructors. Ids of those that came up, all stale."""
-        answers = await self._each(self._alive(), "view", limit_s=self._limits.start_s, fatal=True)
-        for engine_id, answer in answers.items():
-            if not isinstance(answer, Exception):
-                self._engines[engine_id].life.started()
+        await self._roster.start()
+        await self._roster.someone_ready()
         return self._left()
 
     async def reconcile(self) -> tuple[str, ...]:
-        """Ids of the engines that answer; one that does not is dead from now on, and killed."""
-        await self._each(self._alive(), "view", limit_s=self._limits.ping_s, fatal=True)
+        """Ids of the engines that are up and answer; one that does not is dead from now on, and killed.
+
+        A replacement that is still starting is waited for only when there is no other engine.
+        """
+        await self._look(self._roster.ready())
+        await self._roster.someone_ready()
         return self._left()
+
+    async def watch(self) -> None:
+        """Look after the engines for ever: one that does not answer is dead, and replaced, whatever waits for it."""
+        while True:
+            await self._sleep(self._limits.health_interval_s)
+            try:
+                await self.check_health()
+            except Exception:
+                logger.exception("engines could not be looked after; they will be again")
+
+    async def check_health(self) -> None:
+        """One look at every engine. An update has limits of its own: none begins during it, and what one that began
+        before it finds is nobody's business any more, for an engine may well be silent while it is updated."""
+        if self._update is None:
+            await self._look(self._roster.ready())
 
     def serving(self, weights: WeightId) -> tuple[str, ...]:
         """Ids of the engines proven to hold exactly `weights`, always in the same order."""
-        return tuple(engine_id for engine_id, engine in self._engines.items() if engine.life.serves(weights))
+        return self._roster.serving(weights)
 
     def views(self) -> tuple[EngineStatus, ...]:
         """What is known of every engine, the dead too. Waits for nothing."""
-        return tuple(engine.life.status for engine in self._engines.values())
+        return self._roster.statuses()
 
     async def generate(
         self, engine_id: str, requests: Sequence[GenerateRequest], sampling: SamplingConfig, expected: WeightId
     ) -> tuple[GenerateResult, ...]:
         """One result per request. `EngineRefused` unless the engine serves exactly `expected`, `EngineLost` when it
         dies over them. The caller limits the wait."""
-        engine = self._engines[engine_id]
-        if not engine.life.serves(expected):
-            status = engine.life.status
+        life = self._roster.life(engine_id)
+        if not life.serves(expected):
+            status = life.status
             raise EngineRefused(f"{engine_id} is {status.phase} with weights {status.weights}, not serving {expected}")
         try:
-            return await engine.link.call("generate", tuple(requests), sampling, expected)
+            results: tuple[GenerateResult, ...] = await self._roster.call(
+                engine_id, "generate", tuple(requests), sampling, expected
+            )
+            return results
         except EngineGone as error:
-            self._bury(engine_id, str(error))
             raise EngineLost(f"{engine_id} died over {len(requests)} requests: {error}") from error
 
     async def begin_update(self, manifest: Manifest) -> tuple[str, ...]:
@@ -133,16 +133,15 @@ class Fleet:
         if self._update is not None:
             former = self._update
             await self.abort(former.manifest.publish_id, former.engines, f"overtaken by {manifest.publish_id}")
-        chosen = tuple(
-            engine_id
-            for engine_id, engine in self._engines.items()
-            if engine.life.status.phase in (EnginePhase.STALE, EnginePhase.SERVING)
-        )
+        life = self._roster.life
+        updatable = (EnginePhase.STALE, EnginePhase.SERVING)
+        chosen = tuple(e for e in self._roster.ready() if life(e).status.phase in updatable)
         for engine_id in chosen:
-            self._engines[engine_id].life.refuse_older(manifest.weights)
+            life(engine_id).refuse_older(manifest.weights)
         for engine_id in chosen:
-            self._engines[engine_id].life.begin_update(manifest.publish_id, manifest.weights)
+            life(engine_id).begin_update(manifest.publish_id, manifest.weights)
         self._update = _Update(manifest, chosen, {}, set())
+        self._updates += 1
         for phase in (self._pause, self._flush, self._expect):
             await phase(manifest)
         return self._left_updating("could be paused, flushed and prepared")
@@ -150,14 +149,14 @@ class Fleet:
     async def receive(self, plan: SendPlan, rendezvous: Rendezvous) -> int:
         """Returns when every engine of the update has received the plan, with its bytes. One that failed is torn."""
         self._current()
-        await self._phase(self._updating(), "receive", plan, rendezvous)
+        await self._phase(self._roster.updating(), "receive", plan, rendezvous)
         self._left_updating("received the weights")
         return plan.nbytes
 
     async def prove(self, manifest: Manifest) -> dict[str, tuple[str, ...]]:
         """By engine of the update, in words, every tensor that is not the manifest's; empty: it holds exactly that."""
         update = self._current(manifest.publish_id)
-        proofs = await self._phase(self._updating(), "prove")
+        proofs = await self._phase(self._roster.updating(), "prove")
         verdict: dict[str, tuple[str, ...]] = {}
         for engine_id in update.engines:
             proof = proofs.get(engine_id)
@@ -177,13 +176,13 @@ class Fleet:
         update = self._current(manifest.publish_id)
         if unproven := sorted(set(engine_ids) - update.proven):
             raise EngineRefused(f"not proven to hold publish {manifest.publish_id}: {', '.join(unproven)}")
-        left_out = [engine_id for engine_id in self._updating() if engine_id not in engine_ids]
+        left_out = [engine_id for engine_id in self._roster.updating() if engine_id not in engine_ids]
         await self._tear(dict.fromkeys(left_out, "not proven to hold what was published"))
         for verb, args in (("commit", (manifest,)), ("resume", ())):
-            await self._phase(self._updating(), verb, *args)
+            await self._phase(self._roster.updating(), verb, *args)
         committed = self._left_updating("could be committed")
         for engine_id in committed:
-            self._engines[engine_id].life.commit(manifest.publish_id, manifest.weights)
+            self._roster.life(engine_id).commit(manifest.publish_id, manifest.weights)
         self._update = None
         return committed
 
@@ -192,40 +191,39 @@ class Fleet:
         affected = [
             engine_id
             for engine_id in engine_ids
-            if (status := self._engines[engine_id].life.status).publish_id == publish_id
+            if (status := self._roster.life(engine_id).status).publish_id == publish_id
             and status.phase in (EnginePhase.UPDATING, EnginePhase.SERVING)
         ]
         await self._tear(dict.fromkeys(affected, reason))
-        if self._update is not None and self._update.manifest.publish_id == publish_id and not self._updating():
+        if self._update is not None and self._update.manifest.publish_id == publish_id and not self._roster.updating():
             self._update = None
 
     def shutdown(self) -> None:
         """End every engine's process. Waits for nothing."""
-        for engine_id in self._alive():
-            self._bury(engine_id, "shut down")
+        self._roster.close("shut down")
 
     async def _pause(self, manifest: Manifest) -> None:
-        await self._phase(self._updating(), "pause")
+        await self._phase(self._roster.updating(), "pause")
 
     async def _flush(self, manifest: Manifest) -> None:
         """A paused engine ends what is in flight within a token, so that it refuses for a moment only."""
-        waiting = self._updating()
+        waiting = self._roster.updating()
         for attempt in range(1, self._limits.flush_attempts + 1):
-            answers = await self._each(waiting, "flush", limit_s=self._limits.phase_s)
+            answers = await self._roster.each(waiting, "flush", limit_s=self._limits.phase_s)
             refused = {e: a for e, a in answers.items() if isinstance(a, EngineRefused)}
             await self._tear(
-                {e: _words(a) for e, a in answers.items() if isinstance(a, Exception) and e not in refused}
+                {e: in_words(a) for e, a in answers.items() if isinstance(a, Exception) and e not in refused}
             )
             if not refused:
                 return
             if attempt == self._limits.flush_attempts:
-                await self._tear({e: f"{_words(a)} (asked {attempt} times)" for e, a in refused.items()})
+                await self._tear({e: f"{in_words(a)} (asked {attempt} times)" for e, a in refused.items()})
             else:
                 waiting = tuple(refused)
                 await self._sleep(self._limits.flush_pause_s)
 
     async def _expect(self, manifest: Manifest) -> None:
-        await self._phase(self._updating(), "begin_update", manifest)
+        await self._phase(self._roster.updating(), "begin_update", manifest)
 
     async def _phase(self, engine_ids: Sequence[str], verb: str, *args: Any) -> dict[str, Any]:
         """One step of an update on these engines. The answers of those that did it; the others are torn.
@@ -233,17 +231,17 @@ class Fleet:
         `EngineRefused` when the update was given up meanwhile: what became of it then is nobody's business any more.
         """
         update = self._current()
-        answers = await self._each(engine_ids, verb, *args, limit_s=self._limits.phase_s)
+        answers = await self._roster.each(engine_ids, verb, *args, limit_s=self._limits.phase_s)
         if self._update is not update:
             raise EngineRefused(f"publish {update.manifest.publish_id} was given up while engines were to {verb}")
-        failed = {e: f"{verb}: {_words(a)}" for e, a in answers.items() if isinstance(a, Exception)}
+        failed = {e: f"{verb}: {in_words(a)}" for e, a in answers.items() if isinstance(a, Exception)}
         await self._tear(failed)
         return {engine_id: answer for engine_id, answer in answers.items() if engine_id not in failed}
 
     async def _tear(self, reasons: Mapping[str, str]) -> None:
         """Out of service, each for its reason. The engine is told; one that does not listen is left to `reconcile`."""
         for engine_id, reason in reasons.items():
-            life = self._engines[engine_id].life
+            life = self._roster.life(engine_id)
             if self._update is not None:
                 self._update.torn.setdefault(engine_id, reason)
                 self._update.proven.discard(engine_id)
@@ -251,39 +249,21 @@ class Fleet:
                 life.abort(reason)
             elif life.status.phase is EnginePhase.SERVING:
                 life.withdraw(reason)
-        told = [engine_id for engine_id in reasons if self._engines[engine_id].life.alive]
-        await asyncio.gather(*(self._ask(e, "abort", reasons[e], limit_s=self._limits.ping_s) for e in told))
+        told = [engine_id for engine_id in reasons if self._roster.life(engine_id).alive]
+        await asyncio.gather(*(self._roster.ask(e, "abort", reasons[e], limit_s=self._limits.ping_s) for e in told))
 
-    async def _each(
-        self, engine_ids: Sequence[str], verb: str, *args: Any, limit_s: float, fatal: bool = False
-    ) -> dict[str, Any]:
-        """Answers or errors by engine, all asked at once. With `fatal`, an engine that fails to answer is dead."""
-        answers = await asyncio.gather(*(self._ask(e, verb, *args, limit_s=limit_s) for e in engine_ids))
-        for engine_id, answer in zip(engine_ids, answers, strict=True):
-            if fatal and isinstance(answer, Exception):
-                self._bury(engine_id, _words(answer))
-        return dict(zip(engine_ids, answers, strict=True))
+    async def _look(self, engine_ids: Sequence[str]) -> None:
+        before = self._updates
+        answers = await self._roster.each(engine_ids, "view", limit_s=self._limits.ping_s)
+        if self._updates == before:
+            for engine_id, answer in answers.items():
+                if isinstance(answer, Exception):
+                    self._roster.bury(engine_id, in_words(answer))
 
-    async def _ask(self, engine_id: str, verb: str, *args: Any, limit_s: float) -> Any:
-        """The answer, or the error that came instead of it."""
-        try:
-            return await asyncio.wait_for(self._engines[engine_id].link.call(verb, *args), limit_s)
-        except EngineGone as error:
-            self._bury(engine_id, _words(error))
-            return error
-        except TimeoutError:
-            return TimeoutError(f"{engine_id} did not answer {verb} within {limit_s:g} s")
-        except Exception as error:
-            return error
-
-    def _bury(self, engine_id: str, reason: str) -> None:
-        engine = self._engines[engine_id]
-        if engine.life.alive:
-            if self._update is not None and engine_id in self._update.engines:
-                self._update.torn.setdefault(engine_id, reason)
-                self._update.proven.discard(engine_id)
-            engine.life.die(reason)
-            engine.link.kill()
+    def _note_death(self, engine_id: str, reason: str) -> None:
+        if self._update is not None and engine_id in self._update.engines:
+            self._update.torn.setdefault(engine_id, reason)
+            self._update.proven.discard(engine_id)
 
     def _current(self, publish_id: str | None = None) -> _Update:
         if self._update is None or publish_id not in (None, self._update.manifest.publish_id):
@@ -292,27 +272,15 @@ class Fleet:
             raise EngineRefused(f"no publish {asked} has begun on these engines; under way is {under_way}")
         return self._update
 
-    def _alive(self) -> tuple[str, ...]:
-        return tuple(engine_id for engine_id, engine in self._engines.items() if engine.life.alive)
-
-    def _updating(self) -> tuple[str, ...]:
-        return tuple(
-            engine_id for engine_id, engine in self._engines.items() if engine.life.status.phase is EnginePhase.UPDATING
-        )
-
     def _left(self) -> tuple[str, ...]:
-        if not self._alive():
-            raise NoEngineLeft(f"no engine is alive: {self._reasons(tuple(self._engines))}")
-        return self._alive()
+        if not self._roster.ready():
+            raise NoEngineLeft(f"no engine is alive: {self._roster.reasons()}")
+        return self._roster.ready()
 
     def _left_updating(self, what: str) -> tuple[str, ...]:
-        if not self._updating():
-            raise NoEngineLeft(f"no engine {what}: {self._reasons(tuple(self._engines))}")
-        return self._updating()
-
-    def _reasons(self, engine_ids: Sequence[str]) -> str:
-        statuses = [self._engines[engine_id].life.status for engine_id in engine_ids]
-        return "; ".join(f"{s.engine_id} is {s.phase} ({s.reason})" for s in statuses) or "there are none"
+        if not self._roster.updating():
+            raise NoEngineLeft(f"no engine {what}: {self._roster.reasons()}")
+        return self._roster.updating()
 
     def _record(self, step: EngineTransition) -> None:
         status = step.status
@@ -334,7 +302,3 @@ def _differences(proof: Proof, manifest: Manifest) -> tuple[str, ...]:
     if proof.publish_id != manifest.publish_id:
         return (f"the proof is of publish {proof.publish_id}, not of {manifest.publish_id}",)
     return mismatches(manifest.tensors, proof.tensors)
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

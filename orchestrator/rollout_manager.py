@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from orchestrator.config import Config
-from orchestrator.engines import start_engines
+from orchestrator.engines import replacements, start_engines
 from orchestrator.fleet import Fleet, FleetLimits
 from orchestrator.rollout_desk import RolloutDesk, RolloutRefs
 from state.engine_life import EngineStatus
@@ -51,8 +51,15 @@ class RolloutManager:
         config, run_dir = spec.config, Path(spec.run_dir)
         self._spec = spec
         self._journal = Journal(run_dir / "journal" / FLEET_JOURNAL, "fleet")
-        limits = FleetLimits(phase_s=config.weights.timeout_s)
-        self._fleet = Fleet(start_engines(config, spec.engine_options), self._journal, limits)
+        limits = FleetLimits(
+            ping_s=config.rollout.health_timeout_s,
+            health_interval_s=config.rollout.health_interval_s,
+            phase_s=config.weights.timeout_s,
+        )
+        engines = start_engines(config, spec.engine_options)
+        successors = replacements(config, spec.engine_options)
+        self._fleet = Fleet(engines, self._journal, limits, replacements=successors)
+        self._watching: asyncio.Task[None] | None = None
         self._published: WeightId | None = None
         self._desk: RolloutDesk | None = None
 
@@ -64,6 +71,7 @@ class RolloutManager:
         """Open the data and wait for the engines; returns their ids. They hold no weights yet."""
         opening = asyncio.to_thread(self._open_desk)
         self._desk, engine_ids = await asyncio.gather(opening, self._fleet.start())
+        self._watching = asyncio.create_task(self._fleet.watch())
         return engine_ids
 
     async def generate(self, rollout_id: int, weights: WeightId) -> RolloutRefs:
@@ -107,6 +115,8 @@ class RolloutManager:
 
     async def shutdown(self) -> None:
         """End the engines and close what is open. The actor itself is for its owner to end."""
+        if self._watching is not None:
+            self._watching.cancel()
         self._fleet.shutdown()
         if self._desk is not None:
             self._desk.close()

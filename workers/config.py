@@ -134,6 +134,12 @@ class RolloutConfig(SamplingConfig):
     gpus_per_engine: float = Field(default=0.0, ge=0)
     timeout_s: float = Field(default=600.0, gt=0)
     """Limit of one rollout."""
+    health_interval_s: float = Field(default=10.0, gt=0)
+    """Time between two looks at the engines; none during a publish, which has limits of its own."""
+    health_timeout_s: float = Field(default=30.0, gt=0)
+    """An engine that does not say how it is within this time is dead."""
+    max_engine_replacements: int = Field(default=3, ge=0)
+    """Dead engines that one process of the run replaces. A replacement serves after the next publish."""
 
 
 class WeightsConfig(Frozen):

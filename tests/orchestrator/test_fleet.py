@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.fleet import EngineGone, Fleet, FleetLimits, NoEngineLeft
+from orchestrator.fleet import Fleet, FleetLimits
 from orchestrator.rollout_pipeline import EngineLost
+from orchestrator.roster import EngineGone, NoEngineLeft
 from state.digest import Region, TensorDigest
 from state.engine_life import EngineLifeError, EnginePhase
 from state.journal import Journal, read_journal
