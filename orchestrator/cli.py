@@ -26,6 +26,8 @@ usage: slotwise COMMAND ...
   audit RUN_DIR [--json]                                             replay a run's journals and check the invariants
   convert SOURCE OUT                                                 Hugging Face -> native checkpoint, and back
   diagram                                                            the state machine as Mermaid
+  submit CONFIG.yaml --address A [--follow] [--print] [--section.key value ...]   train as a job of a Ray cluster
+  render CONFIG.yaml [--overlay O] [--check [--crds PATH]] [--section.key value ...]   its manifests for KubeRay
   doctor [--json]                                                    what this machine can run, and what is missing
 
 `slotwise COMMAND --help` says more. Exit codes: 0 done, 2 configuration, 3 resume, 4 a slot invariant was violated,
@@ -216,6 +218,18 @@ def _doctor(arguments: list[str]) -> int:
     return doctor.main(arguments)
 
 
+def _submit(arguments: list[str]) -> int:
+    from orchestrator.commands import submit
+
+    return submit.main(arguments)
+
+
+def _render(arguments: list[str]) -> int:
+    from orchestrator.commands import render
+
+    return render.main(arguments)
+
+
 _COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
     "train": _train,
     "slots": _slots,
@@ -223,5 +237,7 @@ _COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
     "audit": _audit,
     "convert": _convert,
     "diagram": _diagram,
+    "submit": _submit,
+    "render": _render,
     "doctor": _doctor,
 }

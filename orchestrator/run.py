@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -24,7 +22,7 @@ from orchestrator.manager_client import ManagerClient, engine_options
 from orchestrator.placement import Placement, place
 from orchestrator.publish import Publisher
 from orchestrator.rollout_manager import ManagerSpec
-from orchestrator.run_dir import RunDir, config_text
+from orchestrator.run_dir import RunDir, config_hash
 from orchestrator.tracking.opening import open_trackers
 from orchestrator.train_group import TrainGroup
 from orchestrator.waiting import wait_for
@@ -71,11 +69,6 @@ def train(config: Config, plan: ResumePlan) -> None:
         f"done. Which weights were where: slotwise slots --run {run_dir.path}\n"
         f"Every promise re-checked: slotwise audit {run_dir.path}"
     )
-
-
-def config_hash(config: Config) -> str:
-    """What every rank of a gang must have been configured with: 16 hex digits."""
-    return hashlib.sha256(config_text(config).encode()).hexdigest()[:16]
 
 
 def worker_specs(config: Config, plan: ResumePlan, gang: GangId, run_dir: str, host: str | None) -> list[WorkerSpec]:

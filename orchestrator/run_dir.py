@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -68,6 +69,11 @@ class RunDir:
 def config_text(config: Config) -> str:
     """The resolved configuration as YAML: what `config.yaml` holds, byte for byte, at every start and end."""
     return str(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+
+
+def config_hash(config: Config) -> str:
+    """What every rank of a gang must have been configured with: 16 hex digits."""
+    return hashlib.sha256(config_text(config).encode()).hexdigest()[:16]
 
 
 def _write(path: Path, text: str) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from orchestrator import context
 from orchestrator.config import Config
-from orchestrator.data_path import DataPathError, parse
 from orchestrator.options import Problem
 
 
@@ -37,9 +34,9 @@ def here(config: Config) -> Surroundings:
 
 def problems(config: Config, surroundings: Surroundings) -> tuple[Problem, ...]:
     """What cannot work here."""
-    found = [*_packages(config), *context.problems(config)]
+    found = list(_packages(config))
     if surroundings.in_ray_job:
-        found += _throw_away(config)
+        found += thrown_away(config)
     if surroundings.on_one_machine:
         found += _missing(config)
     return tuple(found)
@@ -54,13 +51,10 @@ def _packages(config: Config) -> Iterator[Problem]:
     for key, wanted, package in asked:
         if wanted and find_spec(package) is None:
             yield Problem(key, f'needs the package {package}: pip install "slotwise[{package}]"')
-    if find_spec("pyarrow") is None:
-        for key, path in _data_paths(config):
-            if path.suffix == ".parquet" or path.is_dir():
-                yield Problem(key, f'{path} needs the package pyarrow: pip install "slotwise[parquet]"')
 
 
-def _throw_away(config: Config) -> Iterator[Problem]:
+def thrown_away(config: Config) -> Iterator[Problem]:
+    """Paths that a Ray job must not use."""
     why = (
         "in a Ray job the working directory is a copy that is deleted with the job, so what is written there is lost "
         "and an earlier run's files are not there; give an absolute path on storage that all nodes share"
@@ -80,22 +74,17 @@ def _throw_away(config: Config) -> Iterator[Problem]:
 
 
 def _missing(config: Config) -> Iterator[Problem]:
-    for key, path in _data_paths(config):
-        if not path.exists():
-            yield Problem(key, f"{path} does not exist{_near(str(path))}")
+    files = [("data.path", config.data.path)]
+    if config.eval.data is not None:
+        files.append(("eval.data.path", config.eval.data.path))
+    for key, path in files:
+        if path is not None and not Path(path).is_file():
+            yield Problem(key, f"{path} is not a file{_near(path)}")
     model = config.model
     if model.hf_checkpoint is not None and not (Path(model.hf_checkpoint) / "config.json").is_file():
         yield Problem("model.hf_checkpoint", f"{model.hf_checkpoint} holds no config.json{_near(model.hf_checkpoint)}")
     if model.tokenizer is not None and not Path(model.tokenizer).is_dir():
         yield Problem("model.tokenizer", f"{model.tokenizer} is not a directory{_near(model.tokenizer)}")
-
-
-def _data_paths(config: Config) -> Iterator[tuple[str, Path]]:
-    """Those that can be understood; the others are said to be wrong already."""
-    for key, data in (("data.path", config.data), ("eval.data.path", config.eval.data)):
-        if data is not None and data.path is not None:
-            with suppress(DataPathError):
-                yield key, parse(data.path).path
 
 
 def _near(path: str) -> str:
