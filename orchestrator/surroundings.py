@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from orchestrator import context
 from orchestrator.config import Config
+from orchestrator.data_path import DataPathError, parse
 from orchestrator.options import Problem
 
 
@@ -34,7 +37,7 @@ def here(config: Config) -> Surroundings:
 
 def problems(config: Config, surroundings: Surroundings) -> tuple[Problem, ...]:
     """What cannot work here."""
-    found = list(_packages(config))
+    found = [*_packages(config), *context.problems(config)]
     if surroundings.in_ray_job:
         found += thrown_away(config)
     if surroundings.on_one_machine:
@@ -51,6 +54,10 @@ def _packages(config: Config) -> Iterator[Problem]:
     for key, wanted, package in asked:
         if wanted and find_spec(package) is None:
             yield Problem(key, f'needs the package {package}: pip install "slotwise[{package}]"')
+    if find_spec("pyarrow") is None:
+        for key, path in _data_paths(config):
+            if path.suffix == ".parquet" or path.is_dir():
+                yield Problem(key, f'{path} needs the package pyarrow: pip install "slotwise[parquet]"')
 
 
 def thrown_away(config: Config) -> Iterator[Problem]:
@@ -74,17 +81,22 @@ def thrown_away(config: Config) -> Iterator[Problem]:
 
 
 def _missing(config: Config) -> Iterator[Problem]:
-    files = [("data.path", config.data.path)]
-    if config.eval.data is not None:
-        files.append(("eval.data.path", config.eval.data.path))
-    for key, path in files:
-        if path is not None and not Path(path).is_file():
-            yield Problem(key, f"{path} is not a file{_near(path)}")
+    for key, path in _data_paths(config):
+        if not path.exists():
+            yield Problem(key, f"{path} does not exist{_near(str(path))}")
     model = config.model
     if model.hf_checkpoint is not None and not (Path(model.hf_checkpoint) / "config.json").is_file():
         yield Problem("model.hf_checkpoint", f"{model.hf_checkpoint} holds no config.json{_near(model.hf_checkpoint)}")
     if model.tokenizer is not None and not Path(model.tokenizer).is_dir():
         yield Problem("model.tokenizer", f"{model.tokenizer} is not a directory{_near(model.tokenizer)}")
+
+
+def _data_paths(config: Config) -> Iterator[tuple[str, Path]]:
+    """Those that can be understood; the others are said to be wrong already."""
+    for key, data in (("data.path", config.data), ("eval.data.path", config.eval.data)):
+        if data is not None and data.path is not None:
+            with suppress(DataPathError):
+                yield key, parse(data.path).path
 
 
 def _near(path: str) -> str:
