@@ -40,6 +40,12 @@ class RolloutBuffer:
         """The data source's state after the last rollout that was made: where the next one begins."""
         return self._made_cursor
 
+    @property
+    def waiting_versions(self) -> frozenset[int]:
+        """Versions of the actor that generated what is waiting to be trained on."""
+        waiting = (*self._waiting.values(), *self._restored)
+        return frozenset(w.version for rollout in waiting for sample in rollout.samples for w in sample.versions)
+
     def take(self, rollout_id: int) -> Rollout | None:
         """The rollout to train on as `rollout_id`, when it is there already: asked for before, or restored.
 
