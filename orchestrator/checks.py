@@ -12,7 +12,7 @@ from orchestrator.imports import did_you_mean, is_import_path
 from orchestrator.options import Problem, nearest
 from orchestrator.rewards.registry import REWARDS
 
-MODEL_TYPES = ("qwen3", "llama")
+MODEL_TYPES = ("qwen3", "qwen2", "llama")
 
 
 def problems(config: Config) -> tuple[Problem, ...]:

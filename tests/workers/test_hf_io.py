@@ -25,7 +25,7 @@ from workers.megatron.model import build, load_hf_config
 from workers.megatron.parallel import Layout
 
 ONE = Layout(1)
-TIED, UNTIED = tiny("qwen3-tied"), tiny("llama-untied")
+TIED, UNTIED, BIASED = tiny("qwen3-tied"), tiny("llama-untied"), tiny("qwen2-tied")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,7 +51,7 @@ def tensors_of(directory: Path) -> dict[str, Tensor]:
     return {name: tensor for file in directory.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
-@pytest.mark.parametrize("model", [TIED, UNTIED], ids=["tied", "untied"])
+@pytest.mark.parametrize("model", [TIED, UNTIED, BIASED], ids=["tied", "untied", "with biases"])
 @pytest.mark.parametrize("shards", ["one file", "sharded"])
 def test_a_directory_of_transformers_comes_out_bit_equal(model: ModelConfig, shards: str, tmp_path: Path) -> None:
     hf_config, expected = theirs(model)

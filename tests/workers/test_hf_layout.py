@@ -69,7 +69,8 @@ def test_random_weights_depend_on_the_seed_and_the_name() -> None:
     assert torch.equal(draw, random_init.draw("a", (4, 4), 1, 0.02))
     assert not torch.equal(draw, random_init.draw("b", (4, 4), 1, 0.02))
     assert not torch.equal(draw, random_init.draw("a", (4, 4), 2, 0.02))
-    assert random_init.draw("norm", (4,), 1, 0.02).tolist() == [1.0] * 4
+    assert random_init.draw("norm.weight", (4,), 1, 0.02).tolist() == [1.0] * 4
+    assert random_init.draw("q_proj.bias", (4,), 1, 0.02).tolist() == [0.0] * 4
 
 
 def swap_and_look(gpt: GPTModel) -> bool:

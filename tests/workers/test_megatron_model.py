@@ -92,6 +92,7 @@ def test_padding_on_the_right_changes_nothing_without_a_mask() -> None:
         ("qwen3-tied", {"hidden_act": "gelu"}, "hidden_act is 'gelu', only 'silu'"),
         ("qwen3-tied", {"attention_bias": True}, "attention_bias is True"),
         ("qwen3-tied", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 4}, "sliding attention"),
+        ("qwen2-tied", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 4}, "sliding attention"),
         ("llama-tied", {"mlp_bias": True}, "mlp_bias is True"),
         ("llama-tied", {"attention_dropout": 0.1}, "attention_dropout is 0.1"),
         ("llama-tied", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'; known here: default"),
@@ -143,5 +144,5 @@ def test_a_config_has_to_come_from_somewhere() -> None:
         load_hf_config(ModelConfig())
     with pytest.raises(FileNotFoundError, match=r"holds no config\.json"):
         load_hf_config(ModelConfig(hf_checkpoint="/nowhere"))
-    with pytest.raises(UnsupportedModel, match="'gpt2'; known here: qwen3, llama"):
+    with pytest.raises(UnsupportedModel, match="'gpt2'; known here: qwen3, qwen2, llama"):
         load_hf_config(ModelConfig(config={"model_type": "gpt2"}))

@@ -17,10 +17,13 @@ _SMALL: dict[str, Any] = {
     "max_position_embeddings": 64,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
 }
+_NO_HEAD_DIM = {key: value for key, value in _SMALL.items() if key != "head_dim"} | {"hidden_size": 48}
 
 TINY: dict[str, dict[str, Any]] = {
     "qwen3-tied": {"model_type": "qwen3", "tie_word_embeddings": True, **_SMALL},
     "qwen3-untied": {"model_type": "qwen3", "tie_word_embeddings": False, **_SMALL},
+    "qwen2-tied": {"model_type": "qwen2", "tie_word_embeddings": True, **_NO_HEAD_DIM},
+    "qwen2-untied": {"model_type": "qwen2", "tie_word_embeddings": False, **_NO_HEAD_DIM},
     "llama-tied": {"model_type": "llama", "tie_word_embeddings": True, **_SMALL},
     "llama-untied": {"model_type": "llama", "tie_word_embeddings": False, **_SMALL},
 }

@@ -2,7 +2,7 @@
 
 One map serves fingerprints, import, export and publishing. Formats on Megatron's side, per tensor parallel rank:
 
-- `linear_qkv`: rows grouped per key-value head: the query heads of the group, its key, its value;
+- `linear_qkv`: rows grouped per key-value head: the query heads of the group, its key, its value; biases likewise;
 - `linear_fc1`: the rank's rows of the gate, then its rows of the up projection;
 - embedding and output layer: a block of rows of the padded vocabulary; padding rows belong to no tensor;
 - `linear_proj`, `linear_fc2`: a block of columns; norms are whole on every rank.
@@ -27,9 +27,14 @@ LM_HEAD = "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
 
 
+def head_dim(hf_config: PretrainedConfig) -> int:
+    """Channels of one attention head; Qwen2's config leaves them to be computed."""
+    return hf_config.to_dict().get("head_dim") or hf_config.hidden_size // hf_config.num_attention_heads
+
+
 def expected_tensors(hf_config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the Hugging Face model; a tied output layer is not a tensor of its own."""
-    hidden, ffn, head = hf_config.hidden_size, hf_config.intermediate_size, hf_config.head_dim
+    hidden, ffn, head = hf_config.hidden_size, hf_config.intermediate_size, head_dim(hf_config)
     queries, keys = hf_config.num_attention_heads * head, hf_config.num_key_value_heads * head
     tensors: dict[str, tuple[int, ...]] = {EMBEDDING: (hf_config.vocab_size, hidden)}
     for index in range(hf_config.num_hidden_layers):
@@ -39,6 +44,10 @@ def expected_tensors(hf_config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
         tensors[layer + "self_attn.k_proj.weight"] = (keys, hidden)
         tensors[layer + "self_attn.v_proj.weight"] = (keys, hidden)
         tensors[layer + "self_attn.o_proj.weight"] = (hidden, queries)
+        if hf_config.model_type == "qwen2":
+            tensors[layer + "self_attn.q_proj.bias"] = (queries,)
+            tensors[layer + "self_attn.k_proj.bias"] = (keys,)
+            tensors[layer + "self_attn.v_proj.bias"] = (keys,)
         if hf_config.model_type == "qwen3":
             tensors[layer + "self_attn.q_norm.weight"] = (head,)
             tensors[layer + "self_attn.k_norm.weight"] = (head,)
@@ -106,7 +115,9 @@ class GptWeights:
         prefix = _layer_prefix(layer.layer_number - 1)
         attention, mlp = layer.self_attention, layer.mlp
         yield _whole(prefix + "input_layernorm.weight", layer.input_layernorm.weight)
-        yield from self._qkv(prefix + "self_attn.", attention.linear_qkv.weight)
+        yield from self._qkv(prefix + "self_attn.", "weight", attention.linear_qkv.weight)
+        if self._model.config.add_qkv_bias:
+            yield from self._qkv(prefix + "self_attn.", "bias", attention.linear_qkv.bias)
         if self._model.config.qk_layernorm:
             yield _whole(prefix + "self_attn.q_norm.weight", attention.q_layernorm.weight)
             yield _whole(prefix + "self_attn.k_norm.weight", attention.k_layernorm.weight)
@@ -118,7 +129,7 @@ class GptWeights:
         yield _rows(prefix + "mlp.up_proj.weight", up, rows * self._tp, rows * self._tp_rank)
         yield self._columns(prefix + "mlp.down_proj.weight", mlp.linear_fc2.weight)
 
-    def _qkv(self, prefix: str, weight: Tensor) -> Iterator[Piece]:
+    def _qkv(self, prefix: str, what: str, fused: Tensor) -> Iterator[Piece]:
         config = self._model.config
         head, groups = config.kv_channels, config.num_query_groups
         query_rows = config.num_attention_heads // groups * head
@@ -126,10 +137,10 @@ class GptWeights:
         local_groups = groups // self._tp
         for local in range(local_groups):
             group = self._tp_rank * local_groups + local
-            rows = weight.data[local * group_rows : (local + 1) * group_rows]
-            yield _rows(prefix + "q_proj.weight", rows[:query_rows], groups * query_rows, group * query_rows)
-            yield _rows(prefix + "k_proj.weight", rows[query_rows:-head], groups * head, group * head)
-            yield _rows(prefix + "v_proj.weight", rows[-head:], groups * head, group * head)
+            rows = fused.data[local * group_rows : (local + 1) * group_rows]
+            yield _rows(f"{prefix}q_proj.{what}", rows[:query_rows], groups * query_rows, group * query_rows)
+            yield _rows(f"{prefix}k_proj.{what}", rows[query_rows:-head], groups * head, group * head)
+            yield _rows(f"{prefix}v_proj.{what}", rows[-head:], groups * head, group * head)
 
     def _vocab_rows(self, name: str, weight: Tensor) -> Iterator[Piece]:
         vocab, start = self._model.config.vocab_size, self._tp_rank * weight.shape[0]
@@ -152,4 +163,5 @@ def _whole(name: str, weight: Tensor) -> Piece:
 
 
 def _rows(name: str, rows: Tensor, of: int, start: int) -> Piece:
-    return Piece(name, Region((of, rows.shape[1]), (start, 0), (rows.shape[0], rows.shape[1])), rows)
+    others = tuple(rows.shape[1:])
+    return Piece(name, Region((of, *others), (start, *(0 for _ in others)), (rows.shape[0], *others)), rows)

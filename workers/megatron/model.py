@@ -1,4 +1,4 @@
-"""Builds this rank's stage of a GPT model from a Hugging Face config: Qwen3 and Llama.
+"""Builds this rank's stage of a GPT model from a Hugging Face config: Qwen3, Qwen2 (and 2.5) and Llama.
 
 The local layer spec (no Transformer Engine) with `attention_mask=None` is causal, so sequences padded on the right
 need no mask. Called inside `cpu.redirect(device)`, after `parallel.initialise`.
@@ -23,10 +23,10 @@ from transformers import AutoConfig, PretrainedConfig
 from state.errors import SlotwiseError
 from workers.config import ModelConfig
 from workers.megatron import random_init
-from workers.megatron.hf_layout import GptWeights
+from workers.megatron.hf_layout import GptWeights, head_dim
 from workers.megatron.parallel import Layout
 
-MODEL_TYPES = ("qwen3", "llama")
+MODEL_TYPES = ("qwen3", "qwen2", "llama")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 VOCAB_MULTIPLE = 16
 """The vocabulary is padded to a multiple of this and of TP, so that the usual layouts agree on the padded size."""
@@ -127,13 +127,14 @@ def transformer_config(
         "ffn_hidden_size": hf_config.intermediate_size,
         "num_attention_heads": hf_config.num_attention_heads,
         "num_query_groups": hf_config.num_key_value_heads,
-        "kv_channels": hf_config.head_dim,
+        "kv_channels": head_dim(hf_config),
         "normalization": "RMSNorm",
         "layernorm_epsilon": hf_config.rms_norm_eps,
         "qk_layernorm": hf_config.model_type == "qwen3",
         "gated_linear_unit": True,
         "activation_func": torch.nn.functional.silu,
         "add_bias_linear": False,
+        "add_qkv_bias": hf_config.model_type == "qwen2",
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "tensor_model_parallel_size": layout.tp,
@@ -196,14 +197,16 @@ def _check_supported(hf_config: PretrainedConfig) -> None:
         f"{name} is {value!r}, only {known!r} is known here"
         for name, value, known in (
             ("hidden_act", hf_config.hidden_act, "silu"),
-            ("attention_bias", hf_config.attention_bias, False),
             ("attention_dropout", hf_config.attention_dropout, 0.0),
         )
         if value != known
     ]
+    # Qwen2 has no such option: biases of queries, keys and values are part of it.
+    if hf_config.model_type != "qwen2" and hf_config.attention_bias:
+        wrong.append("attention_bias is True, only False is known here")
     if hf_config.model_type == "llama" and hf_config.mlp_bias:
         wrong.append("mlp_bias is True, only False is known here")
-    if hf_config.model_type == "qwen3" and set(hf_config.layer_types) - {"full_attention"}:
+    if hf_config.model_type in ("qwen3", "qwen2") and set(hf_config.layer_types) - {"full_attention"}:
         wrong.append("layer_types has layers of sliding attention, only full attention is known here")
     if wrong:
         raise UnsupportedModel(f"{hf_config.model_type} config: {'; '.join(wrong)}")

@@ -16,7 +16,7 @@ from workers.megatron.hf_layout import GptWeights, box
 
 
 def fill(weights: GptWeights, seed: int, std: float) -> None:
-    """Matrices from N(0, std), as Hugging Face's `initializer_range`; norms 1. Rounded from float32 to their dtype."""
+    """Matrices from N(0, std), as Hugging Face's `initializer_range`; norms 1, biases 0. Rounded from float32."""
     pieces = sorted(weights.pieces(), key=lambda piece: piece.name)
     for name, parts in itertools.groupby(pieces, key=lambda piece: piece.name):
         whole: Tensor | None = None
@@ -28,6 +28,8 @@ def fill(weights: GptWeights, seed: int, std: float) -> None:
 
 def draw(name: str, shape: tuple[int, ...], seed: int, std: float) -> Tensor:
     """The float32 values of one named tensor, on the CPU."""
+    if name.endswith(".bias"):
+        return torch.zeros(shape)
     if len(shape) == 1:
         return torch.ones(shape)
     key = hashlib.sha256(f"{seed} {name}".encode()).digest()[:8]
