@@ -94,15 +94,8 @@ def _old_logprobs(config: Config) -> Iterator[Problem]:
             "holds, so `recompute` (the default) is not the behaviour policy; use `engine` or `old_actor`, or an "
             "interval of 1",
         )
-    keep = config.old_actor.keep
-    if keep is not None and chosen != "old_actor":
+    if config.old_actor.keep > 2 and chosen != "old_actor":
         yield Problem("old_actor.keep", "keeps versions that nothing uses; set algorithm.old_logprobs to old_actor")
-    elif keep == 1 and config.loop.mode == "async":
-        yield Problem(
-            "old_actor.keep",
-            "an asynchronous loop trains on samples of the version before the one just published, so 1 version is not "
-            "enough; use at least 2, or leave it out",
-        )
 
 
 def _offload(config: Config) -> Iterator[Problem]:

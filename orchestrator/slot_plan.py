@@ -45,12 +45,9 @@ def auxiliary(config: Config, plan: ResumePlan) -> tuple[SlotLoad, ...]:
 def keep_old_actors(config: Config) -> int:
     """Published versions of the actor to hold; 0: there is no such slot.
 
-    Every rollout is trained on before the second publish after it, so one version in flight is enough in a `sync` loop,
-    and two where the next rollout is generated while this one is trained on.
+    Every rollout is trained on before the second publish after it, whichever loop made it and whichever continues.
     """
-    if config.algorithm.old_logprobs != "old_actor":
-        return 0
-    return config.old_actor.keep or (1 if config.loop.mode == "sync" else 2)
+    return config.old_actor.keep if config.algorithm.old_logprobs == "old_actor" else 0
 
 
 def changing(config: Config) -> frozenset[Slot]:

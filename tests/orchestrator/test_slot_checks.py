@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import checks
+from orchestrator.options import ConfigError
 from orchestrator.resuming import protected
 from orchestrator.slot_plan import changing, keep_old_actors
 from state.gang import agree
@@ -27,8 +28,7 @@ REFUSED = [
      "algorithm.old_logprobs", ("`engine` or `old_actor`",)),
     ("engines behind the actor that is recomputed with", ("--loop.update_weights_interval", "2"),
      "algorithm.old_logprobs", ("`engine` or `old_actor`", "interval of 1")),
-    ("a ring that is too small", (*ASYNC, *OLD_ACTOR, "--old_actor.keep", "1"), "old_actor.keep", ("at least 2",)),
-    ("a ring of nothing", ("--old_actor.keep", "2"), "old_actor.keep", ("algorithm.old_logprobs",)),
+    ("a ring of nothing", ("--old_actor.keep", "3"), "old_actor.keep", ("algorithm.old_logprobs",)),
     ("distillation without a teacher", ("--algorithm.use_opd", "true"), "teacher.load", ("same architecture",)),
     ("distillation that weighs nothing", (*OPD, "--algorithm.opd_kl_coef", "0"), "algorithm.opd_kl_coef", ("above 0",)),
     ("a teacher who does not teach", ("--teacher.load", "/teacher"), "teacher.load", ("algorithm.use_opd",)),
@@ -87,11 +87,16 @@ def test_retention_leaves_a_teacher_that_the_run_saves_around(tmp_path: Path) ->
 def test_as_many_versions_are_kept_as_samples_in_flight_can_be_of(tmp_path: Path) -> None:
     for flags, kept in [
         ((), 0),
-        (OLD_ACTOR, 1),
+        (OLD_ACTOR, 2),
         ((*ASYNC, *OLD_ACTOR), 2),
         ((*ASYNC, *OLD_ACTOR, "--old_actor.keep", "5"), 5),
     ]:
         assert keep_old_actors(with_flags(tmp_path, *flags)) == kept
+
+
+def test_a_ring_that_is_too_small_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"old_actor\.keep"):
+        with_flags(tmp_path, *OLD_ACTOR, "--old_actor.keep", "1")
 
 
 def test_slots_that_change_are_those_that_a_checkpoint_must_hold(tmp_path: Path) -> None:
