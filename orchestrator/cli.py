@@ -91,9 +91,9 @@ def _train(arguments: list[str]) -> int:
     config = _checked(Path(arguments[0]), arguments[1:])
     plan = resuming.plan(config)
     auxiliary = slot_plan.auxiliary(config, plan)
+    for warning in plan.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     if dry_run:
-        for warning in plan.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
         _print_dry_run(config, plan, auxiliary, as_json)
         return ExitCode.DONE
     raise_on_sigterm()

@@ -15,7 +15,8 @@ class ExitCode(IntEnum):
     CONFIG = 2
     """The configuration or the command line is wrong; nothing was started."""
     RESUME = 3
-    """What to continue from is missing or damaged; nothing was started."""
+    """What to continue from is missing, damaged, or of another model or data, and nothing was started; or what was
+    loaded is not what was saved, and nothing was trained."""
     INVARIANT = 4
     """Weights were not what they had to be; the run ended before they could do harm."""
     FAILED = 5

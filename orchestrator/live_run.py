@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator import resuming
 from orchestrator.config import Config
+from orchestrator.continuity import Expected, confirm
 from orchestrator.fingerprints import fingerprints
 from orchestrator.interrupts import Stop
 from orchestrator.manager_client import ManagerClient, PendingRollout
@@ -32,13 +33,17 @@ class LiveRun:
         steps: Tracker,
         evals: Tracker,
         stop: Stop,
+        resumed: Expected | None,
     ) -> None:
+        """`resumed`: what the gang must be found to hold, where it continues from a checkpoint that says so."""
         self._config, self._run_dir = config, run_dir
         self._gang, self._manager, self._publisher = gang, manager, publisher
         self._steps, self._evals = steps, evals
         self._stop = stop
+        self._resumed = resumed
         self._fingerprints = fingerprints(config) if config.checkpoint.save_interval is not None else {}
         self._published: WeightId | None = None
+        self._digest = ""
         self._publishes = 0
         self._metrics: dict[str, Any] = {}
         self._since = time.perf_counter()
@@ -76,9 +81,11 @@ class LiveRun:
         began = time.perf_counter()
         root = resuming.save_root(self._config)
         assert root is not None
+        probe = self._gang.probe()
         quorum = self._gang.agree(f"save-{self._run_dir.incarnation}-{rollout_id}", with_kept=True)
         directory = checkpoints.begin(root, rollout_id)
         checkpoints.write_data(directory, self._manager.data_state())
+        checkpoints.write_probe(directory, probe.to_json())
         self._gang.save(quorum, str(directory))
         marker = {
             "run": self._config.run.name,
@@ -114,12 +121,24 @@ class LiveRun:
         self._wake()
         self._publishes += 1
         done = self._publisher.publish(f"publish-{self._run_dir.incarnation}-{self._publishes}")
-        self._published = done.weights
+        self._published, self._digest = done.weights, done.digest
         self._metrics |= {
             "weights/bytes": done.nbytes,
             "perf/publish_s": done.seconds,
             "perf/verify_s": done.verify_s,
         }
+
+    def confirm_resume(self) -> None:
+        if self._resumed is None:
+            return
+        found = confirm(self._resumed, self._digest, self._gang.probe)
+        self._run_dir.journal.append(
+            "continuity",
+            incarnation=self._run_dir.incarnation,
+            path=str(self._resumed.directory),
+            jumps=list(found),
+        )
+        self._resumed = None
 
     def evaluate(self, rollout_id: int) -> None:
         assert self._published is not None

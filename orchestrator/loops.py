@@ -33,6 +33,9 @@ class Run(Protocol):
 
     def publish(self) -> None: ...
 
+    def confirm_resume(self) -> None:
+        """Return once what was resumed is found to be what was saved, as far as anybody asks. Raises `ResumeError`."""
+
     def evaluate(self, rollout_id: int) -> None:
         """Measure the published weights, with `rollout_id` rollouts trained."""
 
@@ -53,6 +56,7 @@ def train_loop(run: Run, config: Config, start: int) -> None:
     trained = saved = start - 1
     try:
         run.publish()
+        run.confirm_resume()
         if config.eval.interval:
             run.evaluate(start)
         following = None

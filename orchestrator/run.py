@@ -10,7 +10,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.console import Console
 
-from orchestrator import slot_plan
+from orchestrator import continuity, slot_plan
 from orchestrator.batching import steps_per_rollout
 from orchestrator.config import Config
 from orchestrator.inspector.access import FILE
@@ -62,7 +62,7 @@ def train(config: Config, plan: ResumePlan) -> None:
         manager.wait_started()
         publisher = Publisher(gang, manager, run_dir.journal, config.weights.bucket_bytes, config.weights.timeout_s)
         stop = Stop(config.checkpoint.stop_deadline_s if config.checkpoint.save_interval is not None else 0.0)
-        live = LiveRun(config, run_dir, gang, manager, publisher, steps, evals, stop)
+        live = LiveRun(config, run_dir, gang, manager, publisher, steps, evals, stop, continuity.expected(config, plan))
         with stop.listening():
             train_loop(live, config, plan.start_rollout_id)
     console.print(

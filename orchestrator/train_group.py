@@ -10,6 +10,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.placement import Placement
 from orchestrator.waiting import gather, wait_for
+from state.continuity import Probe
 from state.gang import Attestation, Quorum, agree
 from state.slots import SlotView
 from workers.config import TrainConfig
@@ -62,6 +63,11 @@ class TrainGroup:
         }
         reports = gather(calls, "train", self._train.timeout_s)
         return next(report for report in reports.values() if report is not None)
+
+    def probe(self) -> Probe:
+        """What the gang computes on the fixed batch."""
+        probes: list[Probe | None] = self._all("compute the probe", lambda worker: worker.probe.remote())
+        return next(probe for probe in probes if probe is not None)
 
     def save(self, quorum: Quorum, path: str) -> None:
         """Every rank writes its part of the agreed weights, the optimizer and random state under `path`."""

@@ -4,6 +4,7 @@
     ROOT/iter_0000004/                       Megatron's `torch_dist` files
     ROOT/iter_0000004/slots/ref/             another slot that changes during a run, in the same format
     ROOT/iter_0000004/data.json              the trained cursor of the data source
+    ROOT/iter_0000004/probe.json             what the gang computed on a fixed batch when it saved
     ROOT/iter_0000004/slotwise.json          the marker: written last, so its presence means complete
     ROOT/iter_0000004/slotwise.incomplete    from `begin` to `commit`: a save of ours is under way or was cut off
     ROOT/release/                            weights alone, no iteration
@@ -34,6 +35,7 @@ MARKER = "slotwise.json"
 INCOMPLETE = "slotwise.incomplete"
 DATA = "data.json"
 SLOTS = "slots"
+PROBE = "probe.json"
 _MEGATRON_METADATA = "metadata.json"
 _DISCARDED = ".slotwise-discarded-"
 _ITERATION = re.compile(r"iter_([0-9]{7,})")
@@ -236,6 +238,17 @@ def write_data(directory: str | os.PathLike[str], data: Mapping[str, Any]) -> No
 def read_data(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """The trained cursor of a checkpoint of ours. `ResumeError` when it is missing or torn."""
     return _read_object(Path(directory) / DATA)
+
+
+def write_probe(directory: str | os.PathLike[str], probe: Mapping[str, Any]) -> None:
+    """Store what the gang computes on a fixed batch; before `commit`."""
+    _write_atomically(Path(directory) / PROBE, json.dumps(probe).encode())
+
+
+def read_probe(directory: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """What the gang computed when it saved; None where that was not stored. `ResumeError` when it is torn."""
+    path = Path(directory) / PROBE
+    return _read_object(path) if path.exists() else None
 
 
 def _classify(directory: Path) -> Incomplete | Literal["ours", "megatron", "foreign"]:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from orchestrator import resuming
+from orchestrator import continuity, resuming
 from orchestrator.config import Config
 from orchestrator.interrupts import Stop
 from orchestrator.live_run import LiveRun
@@ -25,10 +24,11 @@ from orchestrator.run import config_hash, worker_specs
 from orchestrator.run_dir import RunDir
 from orchestrator.tracking.jsonl import JsonlTracker
 from state import checkpoints
+from state.continuity import Probe
 from state.gang import GangId, Quorum, agree
 from state.resume import ResumePlan
 from state.slots import WeightId
-from tests.e2e.runs import TINY, lines, merged
+from tests.e2e.runs import TINY, journal, lines, merged
 from workers.batch import TrainShard
 from workers.config import SamplingConfig
 from workers.megatron import parallel
@@ -44,10 +44,6 @@ from workers.weights.send_plan import SendPlan, plan_send
 
 Trained = tuple[int, int, int, tuple[int, ...], tuple[int, ...]]
 """Rollout, group, index, prompt, response."""
-
-
-class Cut(BaseException):
-    """Stands for SIGKILL: nothing catches it."""
 
 
 def configuration(run_dir: Path, changes: Mapping[str, Any]) -> Config:
@@ -72,6 +68,11 @@ class Gang:
         assert metrics is not None
         self.trained += [(shard.rollout_id, s.group_id, s.index, s.prompt_ids, s.response_ids) for s in shard.samples]
         return metrics
+
+    def probe(self) -> Probe:
+        probe = self.rank.probe()
+        assert probe is not None
+        return probe
 
     def save(self, quorum: Quorum, path: str) -> None:
         self.rank.save(quorum, path)
@@ -180,15 +181,14 @@ class Publisher:
         return Published(quorum.weights, quorum.digest, ("engine",), nbytes, 0.0, 0.0)
 
 
-class CutRun(LiveRun):
-    """A run that ends as if killed, once it has saved rollout `cut_after`."""
+class Watched(LiveRun):
+    """A run that tells of each save when it is done."""
 
-    cut_after: int | None = None
+    after_save: Callable[[int], None]
 
     def save(self, rollout_id: int) -> None:
         super().save(rollout_id)
-        if rollout_id == self.cut_after:
-            raise Cut
+        self.after_save(rollout_id)
 
 
 @dataclass(frozen=True)
@@ -199,16 +199,18 @@ class Outcome:
     trained: list[Trained]
     steps: list[dict[str, Any]]
     requests: int
+    jumps: list[str] | None
+    """What was found to differ from what was saved; None where nothing was resumed."""
 
 
 def go(
     run_dir: Path,
     changes: Mapping[str, Any],
     *,
-    cut_after: int | None = None,
+    after_save: Callable[[int], None] = lambda rollout_id: None,
     sabotage: Callable[[WorkerSpec], WorkerSpec] = lambda spec: spec,
 ) -> Outcome:
-    """Run, or continue, to the end or until cut. Everything that a process holds is made anew and given up."""
+    """Run, or continue, to the end. Everything that a process holds is made anew and given up."""
     torch.set_num_threads(1)
     config = configuration(run_dir, changes)
     plan = resuming.plan(config)
@@ -225,12 +227,15 @@ def go(
         manager: Any = Manager(config, engines, plan, directory.path)
         publisher: Any = Publisher(gang, engine)
         anyone: Any = gang
-        run = CutRun(config, directory, anyone, manager, publisher, steps, evals, Stop(0.0))
-        run.cut_after = cut_after
-        with suppress(Cut):
-            train_loop(run, config, plan.start_rollout_id)
+        run = Watched(
+            config, directory, anyone, manager, publisher, steps, evals, Stop(0.0), continuity.expected(config, plan)
+        )
+        run.after_save = after_save
+        train_loop(run, config, plan.start_rollout_id)
     finally:
         steps.close()
         evals.close()
         parallel.shutdown()
-    return Outcome(plan, gang.trained, lines(directory.path / "metrics.jsonl"), engines.requests)
+    compared = [e for e in journal(run_dir, "driver", "continuity") if e["incarnation"] == directory.incarnation]
+    jumps = compared[0]["jumps"] if compared else None
+    return Outcome(plan, gang.trained, lines(directory.path / "metrics.jsonl"), engines.requests, jumps)

@@ -3,36 +3,97 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.continuity import ContinuityBroken
+from state.resume import LoadSpec
 from tests.e2e.in_process_run import Outcome, go
-from tests.e2e.runs import marker
+from tests.e2e.runs import journal, marker, merged
 from tests.workers.gang_processes import Place
+from workers.megatron.spec import WorkerSpec
 
 ROLLOUTS = 6
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run that was cut after `cut_after` and continued; None: never cut."""
+    """A run, or what continued one that was cut after `cut_after`."""
 
     cut_after: int | None
-    parts: list[Outcome]
+    did: Outcome
     final: dict[str, str]
     """Digest of each tensor in the last checkpoint."""
 
 
 def matrix(place: Place, root: Path, changes: dict[str, Any]) -> list[Case]:
-    """The whole run, and one for each place to cut it."""
-    return [_case(root / f"cut-{cut}", changes, cut) for cut in (None, *range(ROLLOUTS - 1))]
+    """A run that saves at its end alone; one that saves after every rollout; and for each of its saves, what continues
+    from the run directory as it stood then: as a kill leaves it."""
+    seldom = _case(root / "seldom", merged(changes, {"checkpoint": {"save_interval": ROLLOUTS}}), None)
+
+    def keep(rollout_id: int) -> None:
+        shutil.copytree(root / "whole", root / f"cut-{rollout_id}")
+
+    whole = _case(root / "whole", changes, None, keep)
+    cut = [_case(root / f"cut-{after}", changes, after) for after in range(ROLLOUTS - 1)]
+    return [seldom, whole, *cut]
 
 
-def _case(run_dir: Path, changes: dict[str, Any], cut: int | None) -> Case:
-    parts = [go(run_dir, changes, cut_after=cut)]
-    if cut is not None:
-        parts.append(go(run_dir, changes))
-    final = marker(run_dir / "checkpoints", ROLLOUTS - 1)["tensors"]
-    shutil.rmtree(run_dir / "checkpoints")
-    return Case(cut, parts, final)
+def _case(
+    run_dir: Path, changes: dict[str, Any], cut: int | None, after_save: Callable[[int], None] = lambda rollout_id: None
+) -> Case:
+    did = go(run_dir, changes, after_save=after_save)
+    return Case(cut, did, marker(run_dir / "checkpoints", ROLLOUTS - 1)["tensors"])
+
+
+def continued_wrongly(place: Place, root: Path, changes: dict[str, Any]) -> dict[str, list[str]]:
+    """What each sabotage of a resume is told to have changed; `nothing` is none. One run, continued many times."""
+    base = root / "base"
+    first = merged(changes, {"checkpoint": {"resume": "auto"}})
+    go(root / "once", first, after_save=lambda done: done == 1 and shutil.copytree(root / "once", base))
+    found = {}
+    for name, sabotage in SABOTAGES.items():
+        run_dir = root / name
+        shutil.copytree(base, run_dir)
+        try:
+            jumps = go(run_dir, changes, sabotage=sabotage).jumps
+            assert jumps is not None
+            found[name] = jumps
+        except ContinuityBroken as error:
+            found[name] = [line.removeprefix("  - ") for line in str(error).splitlines() if line.startswith("  - ")]
+            found[name].insert(0, "refused")
+            assert not [e for e in journal(run_dir, "driver", "trained") if e["incarnation"] == 2]
+    return found
+
+
+def _actor(spec: WorkerSpec, load: LoadSpec) -> WorkerSpec:
+    actor, *others = spec.slots
+    return replace(spec, slots=(replace(actor, load=load), *others))
+
+
+def _another_iteration(spec: WorkerSpec) -> WorkerSpec:
+    return _actor(spec, replace(spec.slots[0].load, iteration=0))
+
+
+def _the_reference_as_actor(spec: WorkerSpec) -> WorkerSpec:
+    return _actor(spec, spec.slots[1].load)
+
+
+def _the_actor_as_reference(spec: WorkerSpec) -> WorkerSpec:
+    actor, ref = spec.slots
+    return replace(spec, slots=(actor, replace(ref, load=actor.load)))
+
+
+def _no_optimizer(spec: WorkerSpec) -> WorkerSpec:
+    return replace(spec, load_optimizer=False)
+
+
+SABOTAGES: dict[str, Callable[[WorkerSpec], WorkerSpec]] = {
+    "nothing": lambda spec: spec,
+    "another iteration": _another_iteration,
+    "the reference as actor": _the_reference_as_actor,
+    "the actor as reference": _the_actor_as_reference,
+    "no optimizer": _no_optimizer,
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 
 import pytest
@@ -44,3 +45,23 @@ def test_asked_to_end_it_ends_whole(place: Place, asked: signal.Signals) -> None
     assert process.returncode == 130, output
     until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=15)
     assert journal(place.path / "asked", "driver", "run_ended")[-1]["outcome"] == "failed"
+
+
+def test_asked_to_end_by_sigterm_it_saves_first_and_the_same_command_continues(place: Place) -> None:
+    run_dir = place.path / "stopped"
+    config = place.config("stopped", {"loop": {"num_rollout": 1000}, "checkpoint": {"save_interval": 1000}})
+    process = place.start("train", config)
+    until(lambda: (run_dir / "metrics.jsonl").exists() and lines(run_dir / "metrics.jsonl"), "a first rollout")
+    family = descendants(process.pid)
+    process.send_signal(signal.SIGTERM)
+
+    output, _ = process.communicate(timeout=60)
+
+    assert process.returncode == 130, output
+    until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=15)
+    last = lines(run_dir / "metrics.jsonl")[-1]["step"]
+    assert f"saved after rollout {last}" in output
+    assert marker(run_dir / "checkpoints", last)["version"] == last + 1
+    dry = place.run("train", config, "--dry-run", "--json")
+    assert json.loads(dry.output.splitlines()[-1])["resume"]["start_rollout_id"] == last + 1
+    assert place.run("audit", run_dir).code == 0

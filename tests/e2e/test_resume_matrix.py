@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,54 +15,63 @@ ROWS = "".join(f'{{"prompt": "{i} {9 - i} {i // 2} =", "label": "{max(i, 9 - i)}
 SAME = ("train/lr", "train/loss", "train/grad_norm", "train/kl_loss", "reward/mean")
 
 
-def changes(mode: str, data: Path, save_interval: int = 1) -> dict[str, Any]:
+def changes(mode: str, data: Path) -> dict[str, Any]:
     return {
         "loop": {"num_rollout": ROLLOUTS, "mode": mode},
         "train": {"lr_decay_style": "cosine", "lr_warmup_steps": 2, "num_steps_per_rollout": 2},
         "algorithm": {"old_logprobs": "engine" if mode == "async" else "recompute"},
         "rollout": {"rollout_batch_size": 3, "n_samples_per_prompt": 4},
         "data": {"generator": None, "path": str(data)},
-        "checkpoint": {"save_interval": save_interval, "keep": 2},
+        "checkpoint": {"save_interval": 1, "keep": 2},
     }
 
 
 @pytest.fixture(scope="module", params=["sync", "async"])
-def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
-    root = tmp_path_factory.mktemp(request.param)
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def cases(mode: str, tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
+    root = tmp_path_factory.mktemp(mode)
     (root / "rows.jsonl").write_text(ROWS)
-    asked = changes(request.param, root / "rows.jsonl")
+    asked = changes(mode, root / "rows.jsonl")
     (found,) = run_gang("tests.e2e.resume_jobs:matrix", 1, (root, asked), time_limit_s=240.0)
     return found
 
 
 def test_it_trains_on_the_same_samples_and_on_none_twice(cases: list[Case]) -> None:
-    whole, *cut = cases
-    expected = whole.parts[0].trained
+    seldom, whole, *cut = cases
+    expected = whole.did.trained
     assert len({(rollout, group, index) for rollout, group, index, _, _ in expected}) == ROLLOUTS * 12
+    assert seldom.did.trained == expected
     for case in cut:
-        assert list(chain(*(part.trained for part in case.parts))) == expected
+        assert case.cut_after is not None
+        assert case.did.trained == [one for one in expected if one[0] > case.cut_after]
 
 
 def test_it_ends_with_the_same_weights_to_the_bit(cases: list[Case]) -> None:
-    whole, *cut = cases
-    assert [case.final for case in cut] == [whole.final] * len(cut)
+    assert [case.final for case in cases] == [cases[0].final] * len(cases)
 
 
 def test_learning_rate_loss_and_reward_of_every_step_are_the_same(cases: list[Case]) -> None:
-    whole, *cut = cases
-    expected = [[step[key] for key in SAME] for step in whole.parts[0].steps]
-    assert len({step["train/lr"] for step in whole.parts[0].steps}) == ROLLOUTS
-    for case in cut:
-        assert [step["step"] for step in case.parts[-1].steps] == list(range(ROLLOUTS))
-        assert [[step[key] for key in SAME] for step in case.parts[-1].steps] == expected
-
-
-def test_each_part_begins_where_the_one_before_it_was_cut(cases: list[Case]) -> None:
+    expected = [[step[key] for key in SAME] for step in cases[0].did.steps]
+    assert len({step["train/lr"] for step in cases[0].did.steps}) == ROLLOUTS
     for case in cases[1:]:
+        assert [step["step"] for step in case.did.steps] == list(range(ROLLOUTS))
+        assert [[step[key] for key in SAME] for step in case.did.steps] == expected
+
+
+def test_samples_that_were_waiting_are_not_made_again(cases: list[Case], mode: str) -> None:
+    ahead = 1 if mode == "async" else 0
+    for case in cases[2:]:
         assert case.cut_after is not None
-        assert case.parts[1].plan.start_rollout_id == case.cut_after + 1
+        left = ROLLOUTS - 1 - case.cut_after
+        assert case.did.requests == 12 * (left - ahead)
 
 
-def test_samples_that_were_waiting_are_not_made_again(cases: list[Case]) -> None:
-    whole, *cut = cases
-    assert [sum(part.requests for part in case.parts) for case in cut] == [whole.parts[0].requests] * len(cut)
+def test_what_continues_is_found_to_be_what_was_saved(cases: list[Case]) -> None:
+    for case in cases[2:]:
+        assert case.cut_after is not None
+        assert case.did.plan.start_rollout_id == case.cut_after + 1
+        assert case.did.jumps == []

@@ -168,9 +168,13 @@ def test_what_cannot_be_resumed_ends_with_three(
     assert trained == []
 
 
-def test_a_missing_checkpoint_in_auto_mode_is_a_warning(config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", config, "--checkpoint.load", "absent", "--dry-run"]) == ExitCode.DONE
+@pytest.mark.parametrize("dry", [("--dry-run",), ()])
+def test_a_missing_checkpoint_in_auto_mode_is_a_warning(
+    config: str, trained: list[Any], capsys: pytest.CaptureFixture[str], dry: tuple[str, ...]
+) -> None:
+    assert main(["train", config, "--checkpoint.load", "absent", *dry]) == ExitCode.DONE
     assert "absent does not exist; fresh start" in capsys.readouterr().err
+    assert len(trained) == (0 if dry else 1)
 
 
 def test_the_steps_of_actor_and_reference_do_not_mix(

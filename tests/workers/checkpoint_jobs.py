@@ -6,11 +6,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
 
 from state import checkpoints
+from state.continuity import Probe
 from state.gang import ActorPermit, Quorum, mint_permit
 from state.resume import LoadSpec, ResumeRequest, plan_resume
 from state.slots import Slot, WeightId
@@ -30,7 +32,7 @@ from tests.workers.train_jobs import (
     with_targets,
 )
 from workers.config import AlgorithmConfig
-from workers.megatron import checkpoint
+from workers.megatron import checkpoint, probe
 from workers.megatron.parallel import coordinates
 
 SAMPLES = make_samples()
@@ -183,3 +185,21 @@ def chain(place: Place, setting: Setting, load: Path | None, save: Path, step: i
         assert result.mismatches == []
         checkpoint.save_state(save, model, optimizer, permit=permit_to("save"))
         return [result.stats.lr, result.stats.grad_norm], result.parameters
+
+
+def probe_of(place: Place, setting: Setting, path: Path) -> tuple[Probe | None, bool]:
+    """The probe of a gang that loaded `path`; and whether its next step is that of a gang that took no probe."""
+    with gang(place, setting) as layout:
+        after = []
+        taken = None
+        for take in (False, True):
+            model, optimizer = make_trainee(layout, setting, seed=99)
+            checkpoint.load_state(path, model, optimizer)
+            if take:
+                nobody: Any = None
+                taken = probe.take(model, optimizer, nobody, has_ref=False, dtype="float32", max_tokens=32)
+                assert optimizer.master_mismatches() == []
+            train(model, optimizer, layout.dp, 1, first=7)
+            after.append(parameters(model))
+        same = all(torch.equal(a[3], b[3]) for a, b in zip(*after, strict=True))
+        return taken, same

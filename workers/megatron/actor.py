@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
+from state.continuity import Probe
 from state.gang import Attestation, Quorum
 from state.slots import SlotView
 from workers.batch import TrainShard
@@ -69,6 +70,9 @@ class MegatronWorker:
 
     def wake(self) -> None:
         self._rank.wake()
+
+    def probe(self) -> Probe | None:
+        return self._rank.probe()
 
     @ray.method(concurrency_group="inspect")
     def view(self) -> SlotView:

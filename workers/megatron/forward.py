@@ -106,6 +106,32 @@ def train_step(
     return step_stats.reduce(parts, outcome, measures_kl=loss.has_kl_term(algorithm), device=_device(model))
 
 
+def gradient_norm(
+    model: DistributedDataParallel,
+    optimizer: TrainOptimizer,
+    samples: Sequence[Sample],
+    total_tokens: int,
+    *,
+    temperature: float,
+    max_tokens: int,
+) -> float:
+    """Norm, over all ranks, of the gradient of the sum of log-probs of this gang's samples / `total_tokens`.
+
+    Changes nothing but gradients, which are zero afterwards.
+    """
+    batches = _plan(model, samples, max_tokens)
+
+    def objective(batch: MicroBatch, output: Tensor) -> tuple[Tensor, Tensor, None]:
+        logprobs, _ = _token_logprobs(model, output, batch, temperature, entropy_gradient=False)
+        return logprobs.sum() / total_tokens, torch.zeros((), dtype=torch.int, device=output.device), None
+
+    optimizer.zero_grad()
+    _run(model, batches, objective, forward_only=False)
+    norm = optimizer.gradient_norm()
+    optimizer.zero_grad()
+    return norm
+
+
 def _run(model: Model, batches: Sequence[MicroBatch], consume: Callable[..., Any], *, forward_only: bool) -> list[Any]:
     """What `consume(batch, output)` returned for each batch, on the last stage; empty on the others."""
 

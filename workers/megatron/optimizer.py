@@ -93,6 +93,31 @@ class TrainOptimizer:
         self._scheduler.step(1)
         return StepOutcome(norm, lr, skipped=False)
 
+    def gradient_norm(self) -> float:
+        """Of the gradients that the backward pass has reduced, over all ranks."""
+        self.megatron.prepare_grads()
+        return float(self.megatron.get_grad_norm())
+
+    @property
+    def steps_of_adam(self) -> int:
+        """Steps that went into the moments. Loaded with them, whatever the schedule says."""
+        return int(self.megatron.param_groups[0].get("step", 0))
+
+    def moment_norms(self) -> tuple[float, float]:
+        """Norms of the first and second moments over all ranks, each parameter counted once. Gradients are dropped."""
+        return self._norm_of("exp_avg"), self._norm_of("exp_avg_sq")
+
+    def _norm_of(self, moment: str) -> float:
+        """In the place of gradients, since Megatron's norm knows which parts of them are replicas."""
+        for part in self.megatron.chained_optimizers:
+            for parameter in part.get_parameters():
+                parameter.grad = part.optimizer.state[parameter][moment]
+        norm = float(self.megatron.get_grad_norm())
+        for part in self.megatron.chained_optimizers:
+            for parameter in part.get_parameters():
+                parameter.grad = None
+        return norm
+
     def finish_gather(self) -> None:
         """Complete what `overlap_param_gather` left for the next forward pass: afterwards live bytes are final."""
         if self._model.use_forward_hook:

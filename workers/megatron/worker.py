@@ -18,6 +18,7 @@ from torch.distributed import Store
 
 from state import checkpoints
 from state.ambient import TorchAmbient
+from state.continuity import Probe
 from state.gang import ActorPermit, Attestation, Quorum
 from state.journal import Journal
 from state.machine import SlotMachine
@@ -26,7 +27,7 @@ from state.slots import Provenance, Slot, SlotView, Tier
 from state.store import SlotStore
 from workers.algorithms.aggregate import StepTotals
 from workers.batch import StepShard, TrainShard
-from workers.megatron import checkpoint, hf_io, random_init
+from workers.megatron import checkpoint, hf_io, probe, random_init
 from workers.megatron.convert import HUGGINGFACE
 from workers.megatron.cpu import Device, redirect
 from workers.megatron.experience import assemble, placeholders
@@ -259,6 +260,20 @@ class MegatronRank:
         self._slots.wake()
 
     # ---- looking ---------------------------------------------------------------------------------------------
+
+    def probe(self) -> Probe | None:
+        """What the gang computes on the fixed batch, on one rank; None on the others."""
+        spec = self._spec
+        with redirect(self._device):
+            taken = probe.take(
+                self._model,
+                self._optimizer,
+                self._slots,
+                has_ref=any(slot.slot is Slot.REF for slot in spec.slots),
+                dtype=spec.model.dtype,
+                max_tokens=spec.train.max_tokens_per_micro_batch,
+            )
+        return taken if self._place.tp == 0 and self._place.dp == 0 else None
 
     def view(self) -> SlotView:
         """What is live here. From any thread, whatever the rank is doing."""

@@ -1,0 +1,80 @@
+"""When a resumed run is checked against what was saved, and what a difference costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config import Config
+from orchestrator.continuity import ContinuityBroken, Expected, confirm, expected
+from orchestrator.exit_codes import ExitCode, exit_code
+from state import checkpoints
+from state.continuity import Probe
+from state.resume import LoadSpec, ResumePlan, ResumeRequest, plan_resume
+
+PROBE = Probe("float32", (-1.0, -2.0), (-1.1, -1.9), 0.75, 12, (0.3, 0.02))
+
+
+def saved(root: Path, probe: Probe | None = PROBE) -> Path:
+    directory = checkpoints.begin(root, 4)
+    checkpoints.write_data(directory, {})
+    if probe is not None:
+        checkpoints.write_probe(directory, probe.to_json())
+    checkpoints.commit(root, 4, {"digest": "abcd"}, None)
+    return directory
+
+
+def expectation(root: Path, dtype: str = "float32", **checkpoint: Any) -> Expected | None:
+    weights_only = bool(checkpoint.get("weights_only"))
+    request = ResumeRequest(str(root), LoadSpec.random(), weights_only=weights_only)
+    plan: ResumePlan = plan_resume(request, checkpoints.inspect(root))
+    return expected(Config.model_validate({"model": {"dtype": dtype}, "checkpoint": checkpoint}), plan)
+
+
+def test_what_was_saved_costs_nothing(tmp_path: Path) -> None:
+    saved(tmp_path)
+    asked = expectation(tmp_path, resume="must")
+    assert asked is not None
+    assert confirm(asked, "abcd", lambda: PROBE) == ()
+
+
+def test_where_it_must_be_right_a_jump_ends_the_run_with_three(tmp_path: Path) -> None:
+    directory = saved(tmp_path)
+    asked = expectation(tmp_path, resume="must")
+    assert asked is not None
+    with pytest.raises(ContinuityBroken) as ended:
+        confirm(asked, "ef01", lambda: replace(PROBE, optimizer_steps=0))
+    said = str(ended.value)
+    for words in (str(directory), "digest is ef01, saved was abcd", "0 steps, it had 12", "ckpt_step", "[continuity]"):
+        assert words in said
+    assert exit_code(ended.value) == ExitCode.RESUME
+
+
+@pytest.mark.parametrize("checkpoint", [{"resume": "auto"}, {"resume": "must", "allow_mismatch": ("continuity",)}])
+def test_elsewhere_it_is_a_warning_that_is_hard_to_miss(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, checkpoint: dict[str, Any]
+) -> None:
+    saved(tmp_path)
+    asked = expectation(tmp_path, **checkpoint)
+    assert asked is not None
+    assert len(confirm(asked, "ef01", lambda: PROBE)) == 1
+    assert "DOES NOT CONTINUE WHERE IT STOPPED" in caplog.text
+
+
+def test_bytes_of_another_dtype_and_an_optimizer_that_was_not_asked_for_are_not_compared(tmp_path: Path) -> None:
+    saved(tmp_path)
+    low = expectation(tmp_path, dtype="bfloat16")
+    assert low is not None
+    assert low.digest is None
+    alone = expectation(tmp_path, weights_only=True)
+    assert alone is not None
+    assert confirm(alone, "abcd", lambda: replace(PROBE, optimizer_steps=0, moments=(0.0, 0.0))) == ()
+
+
+def test_a_checkpoint_without_a_probe_and_a_fresh_start_ask_for_nothing(tmp_path: Path) -> None:
+    saved(tmp_path / "old", probe=None)
+    assert expectation(tmp_path / "old") is None
+    assert expectation(tmp_path / "absent") is None

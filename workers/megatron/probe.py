@@ -1,0 +1,79 @@
+"""A gang's answers on a fixed batch: what is compared across a restart (`state/continuity.py`).
+
+Nothing is changed: no byte of any slot, no optimizer state; gradients are zero afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel
+
+from state.continuity import Dtype, Probe
+from state.machine import SlotMachine
+from state.slots import Slot, WeightId
+from workers.batch import Sample
+from workers.megatron.forward import gradient_norm, score
+from workers.megatron.optimizer import TrainOptimizer
+
+SEQUENCES = 8
+LENGTH = 16
+"""Tokens of each, the first of them a prompt; fewer where the model has fewer positions."""
+
+
+def probe_batch(vocab_size: int, max_positions: int) -> tuple[Sample, ...]:
+    """The same tokens in every process of every run on this vocabulary."""
+    length = min(LENGTH, max_positions)
+    return tuple(_sequence(index, length, vocab_size) for index in range(SEQUENCES))
+
+
+def take(
+    model: DistributedDataParallel,
+    optimizer: TrainOptimizer,
+    slots: SlotMachine,
+    *,
+    has_ref: bool,
+    dtype: Dtype,
+    max_tokens: int,
+) -> Probe | None:
+    """The gang's probe, on the ranks of its last pipeline stage; None on the others. All ranks call it together, with
+    the primary resident."""
+    samples = probe_batch(model.config.vocab_size, model.module.max_sequence_length)
+    own = _logprobs(model, samples, max_tokens)
+    ref = None
+    if has_ref:
+        with optimizer.gather_off(), slots.borrow(Slot.REF):
+            ref = _logprobs(model, samples, max_tokens)
+    # Gradients are summed over data-parallel ranks.
+    mine = samples if parallel_state.get_data_parallel_rank() == 0 else ()
+    tokens = sum(sample.num_loss_tokens for sample in samples)
+    norm = gradient_norm(model, optimizer, mine, tokens, temperature=1.0, max_tokens=max_tokens)
+    steps, moments = optimizer.steps_of_adam, optimizer.moment_norms()
+    if own is None:
+        return None
+    return Probe(dtype, own, ref, norm, steps, moments)
+
+
+def _logprobs(model: DistributedDataParallel, samples: tuple[Sample, ...], max_tokens: int) -> tuple[float, ...] | None:
+    scores = score(model, samples, temperature=1.0, max_tokens=max_tokens)
+    return None if scores is None else tuple(torch.cat(scores.logprobs).tolist())
+
+
+def _sequence(index: int, length: int, vocab_size: int) -> Sample:
+    ids = [
+        int.from_bytes(hashlib.sha256(f"probe/{index}/{position}".encode()).digest()[:8], "big") % vocab_size
+        for position in range(length)
+    ]
+    return Sample(
+        group_id=0,
+        index=index,
+        prompt_ids=tuple(ids[:1]),
+        response_ids=tuple(ids[1:]),
+        logprobs=(0.0,) * (length - 1),
+        loss_mask=(1,) * (length - 1),
+        versions=(WeightId(0, 0),),
+        seed=0,
+        finish_reason="length",
+    )
