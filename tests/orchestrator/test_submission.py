@@ -77,6 +77,12 @@ def test_printing_it_needs_no_cluster(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.startswith("ray job submit --address http://x:1 --submission-id test-")
 
 
+def test_credentials_of_who_submits_stay_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "canary-key")
+    asked = _checked(write(tmp_path), list(FLAGS), tmp_path)
+    assert "canary-key" not in f"{asked} {command_line(asked, 'http://x:1', 1)}"
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
