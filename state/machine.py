@@ -115,6 +115,7 @@ class SlotMachine:
         self._spent: set[str] = set()
         self._ready = False
         self._lent = False
+        self._permit: ActorPermit | None = None
         self._lock = threading.RLock()
         self._life = lifecycle.Lifecycle(primary)
         self._view = SlotView(worker, gang.world_size, gang.incarnation, self.state, 0, "created", time.time())
@@ -362,7 +363,7 @@ class SlotMachine:
             self._check_quorum(purpose, quorum, record)
             self._fire(purpose, self.primary, record, publish_id=quorum.publish_id)
             self._spent.add(quorum.publish_id)
-        permit = mint_permit(quorum, purpose)
+        permit = self._permit = mint_permit(quorum, purpose)
         try:
             yield permit
         except BaseException as error:
@@ -486,6 +487,8 @@ class SlotMachine:
     def _fail(self, reason: str) -> None:
         if self.state != "poisoned":
             self._poison = _Poison(self.state, reason)
+            if self._permit is not None:
+                self._permit.revoke()
             self._fire("fail", self.primary, None, detail=f"while {self.state}: {reason}")
 
     def _must_be(self, state: str, what: str) -> None:

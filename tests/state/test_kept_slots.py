@@ -225,6 +225,8 @@ def test_a_rank_whose_tensors_do_not_come_back_from_a_save_is_poisoned_whatever_
             lose_the_way_home(worker, monkeypatch)
             with suppress(KeyError):
                 read(worker, permit, Slot.REF)
+            with pytest.raises(PermitVoid, match="has ended"):
+                permit.require("save")
 
     with pytest.raises(SlotViolation, match="done actor in state poisoned"):
         save_whatever_happens()
