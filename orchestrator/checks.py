@@ -11,6 +11,7 @@ from orchestrator.generators import GENERATORS
 from orchestrator.imports import did_you_mean, is_import_path
 from orchestrator.options import Problem, nearest
 from orchestrator.rewards.registry import REWARDS
+from orchestrator.sglang_checks import sglang
 
 MODEL_TYPES = ("qwen3", "qwen2", "llama")
 
@@ -23,6 +24,7 @@ def problems(config: Config) -> tuple[Problem, ...]:
         _batch,
         _model,
         *slot_checks.CHECKS,
+        sglang,
         _sampling,
         _schedule,
         data_checks.check,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -11,6 +13,12 @@ from ray.exceptions import RayActorError, RayTaskError
 from orchestrator.config import Config
 from orchestrator.roster import EngineGone, Replacements
 from workers.rollout.embedded_actor import EmbeddedEngineActor
+from workers.rollout.protocol import EngineDied
+from workers.rollout.sglang_actor import SglangEngineActor
+from workers.rollout.sglang_options import SglangOptions
+
+START_LIMIT_S = 280.0
+"""Of a server, so that it is told why it does not come up before the fleet gives it up."""
 
 
 class RayEngine:
@@ -25,6 +33,8 @@ class RayEngine:
         try:
             return await getattr(self._handle, verb).remote(*args)
         except RayTaskError as error:
+            if isinstance(error.cause, EngineDied):
+                raise EngineGone(str(error.cause)) from error
             if isinstance(error.cause, Exception):
                 raise error.cause from error
             raise
@@ -35,14 +45,15 @@ class RayEngine:
         ray.kill(self._handle, no_restart=True)
 
 
-def start_engine(config: Config, index: int, options: Mapping[str, Any]) -> RayEngine:
+def start_engine(config: Config, index: int, options: Mapping[str, Any], logs: Path | None = None) -> RayEngine:
     """Engine number `index` of the run, with Ray's `options` (scheduling strategy, runtime environment).
 
-    Named `RUN/engine/INDEX` in the namespace of the run. Its constructor runs on; the fleet waits for it.
+    Named `RUN/engine/INDEX` in the namespace of the run. Its constructor runs on; the fleet waits for it. `logs`:
+    where an engine with a process of its own lets it write; None: among the temporary files of its node.
     """
     rollout = config.rollout
-    actor: Any = EmbeddedEngineActor
     engine_id = f"{config.run.name}/engine/{index}"
+    actor, more = _kind(config, index, logs or Path(tempfile.gettempdir()))
     handle = actor.options(
         name=engine_id,
         namespace=config.run.name,
@@ -54,20 +65,39 @@ def start_engine(config: Config, index: int, options: Mapping[str, Any]) -> RayE
         config.model,
         device="cuda" if rollout.gpus_per_engine else "cpu",
         max_batch_size=rollout.max_batch_size,
-        num_threads=max(1, int(rollout.cpus_per_engine)),
         tokenizer=config.model.tokenizer or config.model.hf_checkpoint,
         weights=config.weights,
+        **more,
     )
     return RayEngine(engine_id, handle)
 
 
-def start_engines(config: Config, actor_options: Sequence[Mapping[str, Any]]) -> list[RayEngine]:
+def start_engines(
+    config: Config, actor_options: Sequence[Mapping[str, Any]], logs: Path | None = None
+) -> list[RayEngine]:
     """One engine for each entry of `actor_options`, in that order."""
-    return [start_engine(config, index, options) for index, options in enumerate(actor_options)]
+    return [start_engine(config, index, options, logs) for index, options in enumerate(actor_options)]
 
 
-def replacements(config: Config, actor_options: Sequence[Mapping[str, Any]]) -> Replacements:
+def replacements(config: Config, actor_options: Sequence[Mapping[str, Any]], logs: Path | None = None) -> Replacements:
     """Engines that take the place of dead ones get a number of their own, so that nobody takes them for those."""
     return Replacements(
-        lambda seat, index: start_engine(config, index, actor_options[seat]), config.rollout.max_engine_replacements
+        lambda seat, index: start_engine(config, index, actor_options[seat], logs),
+        config.rollout.max_engine_replacements,
     )
+
+
+def engine_processes(config: Config) -> int:
+    """How many processes each engine receives weights in."""
+    return SglangOptions.of(config.rollout.sglang).tp_size if config.rollout.engine == "sglang" else 1
+
+
+def _kind(config: Config, index: int, logs: Path) -> tuple[Any, dict[str, Any]]:
+    """The actor class of an engine, and what this kind is told beside the rest."""
+    rollout = config.rollout
+    match rollout.engine:
+        case "embedded":
+            return EmbeddedEngineActor, {"num_threads": max(1, int(rollout.cpus_per_engine))}
+        case "sglang":
+            log = logs / f"{config.run.name}-engine-{index}.log"
+            return SglangEngineActor, {"options": rollout.sglang, "start_timeout_s": START_LIMIT_S, "log": log}

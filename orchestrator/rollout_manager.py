@@ -25,6 +25,7 @@ from workers.weights.rendezvous import Rendezvous
 from workers.weights.send_plan import SendPlan
 
 FLEET_JOURNAL = "fleet.jsonl"
+LOGS = "logs"
 SAMPLES_FILE = "samples.jsonl"
 
 
@@ -56,8 +57,8 @@ class RolloutManager:
             health_interval_s=config.rollout.health_interval_s,
             phase_s=config.weights.timeout_s,
         )
-        engines = start_engines(config, spec.engine_options)
-        successors = replacements(config, spec.engine_options)
+        engines = start_engines(config, spec.engine_options, logs=run_dir / LOGS)
+        successors = replacements(config, spec.engine_options, logs=run_dir / LOGS)
         self._fleet = Fleet(engines, self._journal, limits, replacements=successors)
         self._watching: asyncio.Task[None] | None = None
         self._published: WeightId | None = None

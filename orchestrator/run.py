@@ -13,6 +13,7 @@ from rich.console import Console
 from orchestrator import continuity, slot_plan
 from orchestrator.batching import steps_per_rollout
 from orchestrator.config import Config
+from orchestrator.engines import engine_processes
 from orchestrator.inspector.access import FILE
 from orchestrator.inspector.actor import NAME, Inspector
 from orchestrator.interrupts import Stop, raise_on_sigterm
@@ -60,7 +61,10 @@ def train(config: Config, plan: ResumePlan) -> None:
         gang.init()
         run_dir.gang_started(gang_id, plan)
         manager.wait_started()
-        publisher = Publisher(gang, manager, run_dir.journal, config.weights.bucket_bytes, config.weights.timeout_s)
+        weights = config.weights
+        publisher = Publisher(
+            gang, manager, run_dir.journal, weights.bucket_bytes, weights.timeout_s, engine_processes(config)
+        )
         stop = Stop(config.checkpoint.stop_deadline_s if config.checkpoint.save_interval is not None else 0.0)
         live = LiveRun(config, run_dir, gang, manager, publisher, steps, evals, stop, continuity.expected(config, plan))
         with stop.listening():

@@ -122,8 +122,11 @@ class SamplingConfig(Frozen):
 class RolloutConfig(SamplingConfig):
     """The engines and what is sampled from them."""
 
-    engine: Literal["embedded"] = "embedded"
-    """`embedded`: transformers inside the engine's actor."""
+    engine: Literal["embedded", "sglang"] = "embedded"
+    """`embedded`: transformers inside the engine's actor. `sglang`: a server process of each engine's actor."""
+    sglang: dict[str, Any] = Field(default_factory=dict)
+    """Passed through to the SGLang server (`tp_size`, `mem_fraction_static`, ...) and checked against its options;
+    beside those `python`, the interpreter that has SGLang (unset: this one), and `env`, variables of its process."""
     num_engines: int = Field(default=1, ge=1)
     rollout_batch_size: int = Field(default=32, ge=1)
     """Prompts per rollout."""

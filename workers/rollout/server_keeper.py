@@ -11,6 +11,7 @@ Run as a file, by any Python: imports the standard library alone.
 from __future__ import annotations
 
 import ctypes
+import glob
 import os
 import select
 import shutil
@@ -41,18 +42,20 @@ def _before_exec(parent: int) -> Callable[[], None]:
     return ask
 
 
-def _session_lives(leader: int) -> bool:
-    try:
-        os.killpg(leader, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def _group_lives(leader: int) -> bool:
+    """Whether a process of the group runs; what has died and waits for someone to notice does not count."""
+    for stat in glob.glob("/proc/[0-9]*/stat"):
+        with suppress(OSError), open(stat) as file:
+            state, _parent, group = file.read().rpartition(")")[2].split()[:3]
+            if int(group) == leader and state not in "ZX":
+                return True
+    return False
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     """Every process of the child's session is gone when this returns."""
     deadline = time.monotonic() + _LIMIT_S
-    while _session_lives(child.pid) and time.monotonic() < deadline:
+    while _group_lives(child.pid) and time.monotonic() < deadline:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.poll()

@@ -40,7 +40,7 @@ ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 _NO_LIMIT_S = 24 * 3600.0
 """Whoever asks for responses limits the wait."""
 
-_DYING_S = 2.0
+_DYING_S = 5.0
 """A server closes its connections a moment before its process has ended."""
 
 

@@ -1,0 +1,41 @@
+"""The main job with the engine of real users: nothing changes but the engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.e2e.runs import REPO, Place, alive, descendants, lines, until
+from tests.workers.engine_stage import sglang_python
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1200)]
+
+
+def on_sglang() -> tuple[str, ...]:
+    return ("--rollout.engine", "sglang", "--rollout.sglang.python", sglang_python())
+
+
+def test_it_learns_as_with_embedded_engines(place: Place) -> None:
+    run_dir = place.path / "quickstart"
+    flags = (*on_sglang(), "--run.dir", run_dir)
+    ended = place.run("train", REPO / "examples" / "quickstart.yaml", *flags, timeout_s=1000)
+    assert ended.code == 0, ended.output
+    steps = lines(run_dir / "metrics.jsonl")
+    assert max(entry["rollout/train_engine_logprob_diff"] for entry in steps) < 1e-4
+    assert steps[0]["reward/mean"] < 0.2
+    assert steps[-1]["reward/mean"] >= 0.9
+    assert place.run("audit", run_dir).code == 0
+
+
+def test_a_driver_that_is_killed_leaves_no_server(place: Place) -> None:
+    flags = (*on_sglang(), "--loop.num_rollout", "50")
+    process = place.start("train", place.config("killed", {}), *flags)
+    until(lambda: (place.path / "killed" / "metrics.jsonl").exists(), "a first rollout", timeout_s=240)
+    family = descendants(process.pid)
+    servers = [p for p in family if "sglang" in " ".join(p.cmdline())]
+    assert servers
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=30)
