@@ -177,6 +177,42 @@ def test_a_missing_checkpoint_in_auto_mode_is_a_warning(
     assert len(trained) == (0 if dry else 1)
 
 
+@pytest.mark.parametrize(
+    ("tracker", "flags", "start"),
+    [
+        ("4", (), 5),
+        ("0\n", (), 1),
+        ("4", ("--checkpoint.ckpt_step", "0"), 1),
+        ("9", (), 5),
+        ("release", (), None),
+        ("", (), None),
+        ("abc", (), None),
+        ("abc", ("--checkpoint.ckpt_step", "4"), 5),
+    ],
+)
+def test_what_the_tracker_holds_decides_or_ends_with_three_naming_the_file(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], tracker: str, flags: Any, start: int | None
+) -> None:
+    for n in (0, 4):
+        checkpoint(tmp_path / "ckpt", n)
+    file = tmp_path / "ckpt" / "latest_checkpointed_iteration.txt"
+    file.write_text(tracker)
+    code = main(["train", config, "--checkpoint.load", "ckpt", "--dry-run", "--json", *flags])
+    shown = capsys.readouterr()
+    if start is None:
+        assert code == ExitCode.RESUME
+        assert str(file) in shown.err
+        assert "complete iterations 0, 4" in shown.err
+    else:
+        assert code == ExitCode.DONE
+        assert json.loads(shown.out)["resume"]["start_rollout_id"] == start
+
+
+def test_an_explicit_start_wins_where_there_is_no_checkpoint(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", config, "--loop.start_rollout_id", "7", "--dry-run", "--json"]) == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out)["resume"]["start_rollout_id"] == 7
+
+
 def test_the_steps_of_actor_and_reference_do_not_mix(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

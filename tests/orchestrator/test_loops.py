@@ -115,6 +115,13 @@ def test_async_is_one_rollout_ahead_and_never_publishes_or_saves_while_it_is_gen
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 2), (0, 5), (4, 5), (5, 5)])
+def test_what_is_generated_is_trained_also_at_the_end(mode: str, start: int, end: int) -> None:
+    verbs = looped(start, end, mode=mode)
+    assert only(verbs, "generate") == only(verbs, "train") == list(range(start, end))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("start", [0, 1, 17])
 @pytest.mark.parametrize("publish_every", [1, 2, 3])
 def test_every_start_publishes_first_and_then_on_schedule(mode: str, start: int, publish_every: int) -> None:

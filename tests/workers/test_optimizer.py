@@ -138,6 +138,30 @@ def test_the_schedule_counts_optimizer_steps_that_were_taken(options: dict[str, 
     assert lrs == pytest.approx([share * setting.train.lr for share in shares], abs=1e-9)
 
 
+def split_rates(place: Place, setting: Setting, steps: int) -> tuple[list[float], dict[int, list[float]]]:
+    """Learning rates of an uninterrupted run, and of what continues it after each of its steps."""
+    with gang(place, setting) as layout:
+
+        def rates(after: int) -> list[float]:
+            model, optimizer = make_trainee(layout, setting)
+            one_step(model, optimizer, TARGETS, TOTALS, ALGORITHM)  # what is restored does not depend on where it was
+            optimizer.restore_schedule(after)
+            return [one_step(model, optimizer, TARGETS, TOTALS, ALGORITHM).stats.lr for _ in range(after, steps)]
+
+        model, optimizer = make_trainee(layout, setting)
+        whole = [one_step(model, optimizer, TARGETS, TOTALS, ALGORITHM).stats.lr for _ in range(steps)]
+        return whole, {after: rates(after) for after in range(steps)}
+
+
+@pytest.mark.parametrize("style", ["constant", "linear", "cosine"])
+def test_the_learning_rate_of_a_step_is_the_same_wherever_the_run_was_split(style: str) -> None:
+    setting = replace(with_train(lr_decay_style=style, lr_warmup_steps=2, min_lr=1e-4), total_steps=6)
+    ((whole, split),) = run_gang(f"{HERE}:split_rates", 1, (setting, 6))
+    assert len(set(whole)) == (3 if style == "constant" else 6)
+    for after, rates in split.items():
+        assert rates == whole[after:]
+
+
 # --- masters
 
 
