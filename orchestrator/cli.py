@@ -21,7 +21,7 @@ _USAGE = """\
 usage: slotwise COMMAND ...
 
   train CONFIG.yaml [--section.key value ...] [--dry-run] [--json]   run, or continue, a training
-  slots [--run R] [--watch] [--json]                                 which weights are live on every rank and engine
+  slots [--run R] [--address A] [--watch] [--json]                   which weights are live on every rank and engine
   inspect RUN_DIR [--port P]                                         the same over time, as a page, from the journals
   audit RUN_DIR [--json]                                             replay a run's journals and check the invariants
   convert SOURCE OUT                                                 Hugging Face -> native checkpoint, and back
@@ -130,46 +130,15 @@ def _load_json(load: LoadSpec) -> dict[str, Any]:
 
 
 def _slots(arguments: list[str]) -> int:
-    command_line = parser("slots", "Which weights are live on every rank and engine.")
-    command_line.add_argument("--run", help="run directory, or a name under runs/ (default: the newest there)")
-    command_line.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C")
-    command_line.add_argument("--json", action="store_true")
-    options = command_line.parse_args(arguments)
-    import time
+    from orchestrator.commands import slots
 
-    from rich.console import Console
-    from rich.live import Live
-
-    from orchestrator import slots_view
-
-    run_dir = slots_view.find_run(options.run)
-    if options.watch and options.json:
-        for view in slots_view.watch(run_dir, interval_s=1.0):
-            print_json(view)
-    elif options.watch:
-        with Live(auto_refresh=False, screen=True) as live:
-            for view in slots_view.watch(run_dir, interval_s=1.0):
-                live.update(slots_view.render(view, time.time()), refresh=True)
-    view = slots_view.read(run_dir)
-    if options.json:
-        print_json(view)
-    else:
-        Console().print(slots_view.render(view, time.time()))
-    return ExitCode.DONE
+    return slots.main(arguments)
 
 
 def _inspect(arguments: list[str]) -> int:
-    command_line = parser(
-        "inspect", "A page of who held which weights when: from a run's journals, also while it runs."
-    )
-    command_line.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    command_line.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
-    command_line.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
-    options = command_line.parse_args(arguments)
-    from orchestrator.inspector.viewer import view
+    from orchestrator.commands import inspect
 
-    view(options.run_dir, options.host, options.port, lambda address: print(f"open {address}", flush=True))
-    return ExitCode.DONE
+    return inspect.main(arguments)
 
 
 def _audit(arguments: list[str]) -> int:

@@ -20,6 +20,8 @@ from orchestrator.rollout_desk import RolloutDesk, RolloutRefs
 from state.engine_life import EngineStatus
 from state.journal import Journal
 from state.slots import WeightId
+from workers import state_log
+from workers.metrics import MetricSink
 from workers.weights.manifest import Manifest
 from workers.weights.rendezvous import Rendezvous
 from workers.weights.send_plan import SendPlan
@@ -52,6 +54,9 @@ class RolloutManager:
         config, run_dir = spec.config, Path(spec.run_dir)
         self._spec = spec
         self._journal = Journal(run_dir / "journal" / FLEET_JOURNAL, "fleet")
+        state_log.to_stderr()
+        self._journal.listen(state_log.log_state)
+        self._journal.listen(MetricSink(config.run.name).journaled)
         limits = FleetLimits(
             ping_s=config.rollout.health_timeout_s,
             health_interval_s=config.rollout.health_interval_s,

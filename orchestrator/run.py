@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import ray
+from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.console import Console
 
@@ -24,7 +25,9 @@ from orchestrator.placement import Placement, place
 from orchestrator.publish import Publisher
 from orchestrator.rollout_manager import ManagerSpec
 from orchestrator.run_dir import RunDir, config_hash
+from orchestrator.tracking.base import Trackers
 from orchestrator.tracking.opening import open_trackers
+from orchestrator.tracking.prometheus import PrometheusTracker
 from orchestrator.train_group import TrainGroup
 from orchestrator.waiting import wait_for
 from state import checkpoints
@@ -33,6 +36,7 @@ from state.gang import GangId
 from state.resume import LoadSpec, ResumePlan
 from state.slots import Slot, Tier, WorkerId
 from workers.megatron.spec import SlotSpec, WorkerSpec
+from workers.metrics import MetricSink
 
 LOOPBACK = "127.0.0.1"
 ACTOR_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
@@ -50,6 +54,10 @@ def train(config: Config, plan: ResumePlan) -> None:
         undo.callback(steps.close)
         undo.callback(evals.close)
         host = undo.enter_context(_cluster(config))
+        sink = MetricSink(config.run.name)
+        undo.callback(sink.close)
+        run_dir.journal.listen(sink.journaled)
+        steps = Trackers([steps, PrometheusTracker(config.run.name, sink)])
         placement = place(config, console.print)
         undo.callback(placement.remove)
         manager = ManagerClient(_manager_spec(config, plan, run_dir, placement))
@@ -147,6 +155,7 @@ def _cluster(config: Config) -> Iterator[str | None]:
         address=address or "local",
         namespace=config.run.name,
         runtime_env={"env_vars": defaults},
+        job_config=JobConfig(metadata={"run": config.run.name, "config_hash": config_hash(config)}),
         configure_logging=False,
         log_to_driver=False,
         **local,

@@ -1,4 +1,5 @@
 """Which weights are live on every rank and engine: asked of a running run over HTTP, else read from its journals.
+(Of a run in another machine's cluster: `remote_slots.py`.)
 
 The run writes `inspector.json` with `url` and `token`; a GET of the URL with the token as bearer answers
 
@@ -16,7 +17,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,10 @@ def render(view: View, now: float) -> RenderableType:
     return Group(Text(head), workers, engines)
 
 
-def watch(run_dir: Path, interval_s: float) -> Iterator[View]:
-    """Views of a run, one every `interval_s` seconds, for as long as they are taken."""
+def watch(read_view: Callable[[], View], interval_s: float) -> Iterator[View]:
+    """Views, one every `interval_s` seconds, for as long as they are taken."""
     while True:
-        yield read(run_dir)
+        yield read_view()
         time.sleep(interval_s)
 
 

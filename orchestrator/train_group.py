@@ -35,6 +35,8 @@ class TrainGroup:
         self._train = specs[0].train
         self._workers = [_create(spec, placement) for spec in specs]
         self._role = specs[0].worker.role
+        borrowed = ", ".join(f"borrows {slot.slot}" for slot in specs[0].slots[1:])
+        self._train_name = f"train[{', '.join(filter(None, (self._role, borrowed)))}]"
 
     @property
     def handles(self) -> Mapping[str, Any]:
@@ -58,7 +60,7 @@ class TrainGroup:
     def train(self, shards: Sequence[ray.ObjectRef]) -> dict[str, float]:
         """One rollout; `shards` has one reference per data-parallel rank. Returns the gang's metrics."""
         calls = {
-            name: worker.train.remote(shards[data_parallel_rank(rank, self._train)])
+            name: worker.train.options(name=self._train_name).remote(shards[data_parallel_rank(rank, self._train)])
             for rank, (name, worker) in enumerate(self.handles.items())
         }
         reports = gather(calls, "train", self._train.timeout_s)
@@ -75,7 +77,10 @@ class TrainGroup:
 
     def begin_publish(self, quorum: Quorum) -> None:
         """Every rank enters `publishing` and acknowledges; no engine has been touched before this returns."""
-        self._all("begin publishing", lambda worker: worker.begin_publish.remote(quorum))
+        self._all(
+            "begin publishing",
+            lambda worker: worker.begin_publish.options(name=_named("publish", quorum)).remote(quorum),
+        )
 
     def open_endpoints(self, plan: SendPlan, engines: tuple[str, ...]) -> tuple[Endpoint, ...]:
         """The leaders of `plan` open the stores at which `engines` will meet them."""
@@ -113,6 +118,11 @@ class TrainGroup:
     def _all(self, what: str, call: Callable[[Any], Any]) -> list[Any]:
         calls = {name: call(worker) for name, worker in self.handles.items()}
         return list(gather(calls, what, self._train.timeout_s).values())
+
+
+def _named(what: str, quorum: Quorum) -> str:
+    """How Ray's list of tasks shows that bytes leave the gang, and which."""
+    return f"{what}[{quorum.slot}@{quorum.weights} {quorum.publish_id}]"
 
 
 def _create(spec: WorkerSpec, placement: Placement) -> Any:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._source = source
         self._lock = threading.Lock()
+        self._listeners: list[Callable[[dict[str, Any]], None]] = []
         self._recent: deque[dict[str, Any]] = deque(maxlen=REMEMBERED)
         whole, torn = _whole_lines(path)
         self._seq = _last_seq(whole)
@@ -42,7 +43,13 @@ class Journal:
             self._write(line)
             self._seq = seq  # only now: an entry that could not be written leaves no gap
             self._recent.append(entry)
+            for listener in self._listeners:
+                listener(entry)
             return entry
+
+    def listen(self, listener: Callable[[dict[str, Any]], None]) -> None:
+        """Tell `listener` each entry from now on, once it is written. It must be quick and never raise."""
+        self._listeners.append(listener)
 
     def recent(self) -> tuple[dict[str, Any], ...]:
         """The newest entries of this process, oldest first, at most 512."""

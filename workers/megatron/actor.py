@@ -12,8 +12,10 @@ import ray
 from state.continuity import Probe
 from state.gang import Attestation, Quorum
 from state.slots import SlotView
+from workers import state_log
 from workers.batch import TrainShard
 from workers.megatron.spec import WorkerSpec
+from workers.metrics import MetricSink
 from workers.weights.rendezvous import Endpoint
 from workers.weights.send_plan import SendPlan
 
@@ -33,6 +35,9 @@ class MegatronWorker:
 
         self._worker = spec.worker
         self._rank: MegatronRank = MegatronRank(spec, spec.host or ray.util.get_node_ip_address())
+        state_log.to_stderr()
+        self._rank.journal.listen(state_log.log_state)
+        self._rank.journal.listen(MetricSink(spec.worker.run).journaled)
 
     def __repr__(self) -> str:
         """Ray reads this once, after `__init__`: identity, never state."""

@@ -261,6 +261,10 @@ class MegatronRank:
 
     # ---- looking ---------------------------------------------------------------------------------------------
 
+    @property
+    def journal(self) -> Journal:
+        return self._journal
+
     def probe(self) -> Probe | None:
         """What the gang computes on the fixed batch, on one rank; None on the others."""
         spec = self._spec
