@@ -12,6 +12,7 @@ from orchestrator.imports import did_you_mean, is_import_path
 from orchestrator.options import Problem, nearest
 from orchestrator.rewards.registry import REWARDS
 from orchestrator.sglang_checks import sglang
+from orchestrator.transport_checks import directory
 
 MODEL_TYPES = ("qwen3", "qwen2", "llama")
 
@@ -25,6 +26,7 @@ def problems(config: Config) -> tuple[Problem, ...]:
         _model,
         *slot_checks.CHECKS,
         sglang,
+        directory,
         _sampling,
         _schedule,
         data_checks.check,

@@ -19,8 +19,8 @@ def sglang(config: Config) -> Iterator[Problem]:
         if section:
             yield Problem(SECTION, f"is set, but rollout.engine is {engine}; set that to sglang, or leave this out")
         return
-    if config.weights.transport != "distributed":
-        yield Problem("weights.transport", f"SGLang engines take no {config.weights.transport} yet; use distributed")
+    if config.weights.transport == "ipc":
+        yield Problem("weights.transport", "SGLang engines do not take ipc; use distributed or disk")
     yield from _ours(config)
     yield from _sizes(config)
 

@@ -148,9 +148,11 @@ class RolloutConfig(SamplingConfig):
 class WeightsConfig(Frozen):
     """How weights travel from trainers to engines."""
 
-    transport: Literal["distributed", "ipc"] = "distributed"
-    """`distributed`: a process group between trainers and engines, nccl on GPUs, gloo on CPUs. `ipc`: shared memory, for
-    engines on the leaders' own machine, and their own GPU (CUDA IPC)."""
+    transport: Literal["distributed", "ipc", "disk"] = "distributed"
+    """`distributed`: a process group between trainers and engines, nccl on GPUs, gloo on CPUs. `ipc`: shared memory,
+    for engines on the leaders' own machine, and their own GPU (CUDA IPC). `disk`: files in `directory`."""
+    directory: str | None = None
+    """Of the transport `disk`: an absolute path that trainers and engines share. What is written there is removed."""
     bucket_bytes: int = Field(default=512 * 1024 * 1024, ge=1)
     """Tensors are sent in buckets of about this size; a bigger tensor goes alone."""
     timeout_s: float = Field(default=300.0, gt=0)

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator import sglang_fields
-from orchestrator.checks import problems
+from orchestrator.checks import MODEL_TYPES, problems
 from tests.orchestrator.valid_config import with_flags
+from workers.rollout.sglang_layout import ARCHITECTURES
+from workers.rollout.sglang_options import MODELS
 
 OLDER = """
 class ServerArgs:
@@ -102,4 +104,9 @@ def test_every_process_of_an_engine_on_gpus_has_one(tmp_path: Path, pythonpath: 
 
 
 def test_only_transports_that_a_server_takes_part_in_are_accepted(tmp_path: Path, pythonpath: str) -> None:
-    assert "use distributed" in said(tmp_path, pythonpath, "--weights.transport", "ipc")["weights.transport"]
+    assert "use distributed or disk" in said(tmp_path, pythonpath, "--weights.transport", "ipc")["weights.transport"]
+
+
+def test_weights_of_every_model_that_is_trained_can_be_proven_in_a_server() -> None:
+    assert set(MODEL_TYPES) == set(MODELS)
+    assert set(MODELS.values()) == set(ARCHITECTURES)

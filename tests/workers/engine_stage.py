@@ -19,11 +19,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from state.digest import Piece, Region, TensorDigest, digest_tensor
 from state.gang import Quorum, mint_permit
 from state.slots import Slot, WeightId
-from workers.config import ModelConfig
+from workers.config import ModelConfig, WeightsConfig
 from workers.rollout.embedded import EmbeddedEngine
 from workers.rollout.protocol import mismatches
 from workers.rollout.sglang import SglangEngine
 from workers.rollout.sglang_options import SglangOptions
+from workers.weights.base import Sender
 from workers.weights.distributed import DistributedReceiver, DistributedSender
 from workers.weights.manifest import Manifest
 from workers.weights.rendezvous import Rendezvous, members
@@ -107,7 +108,7 @@ class Stage:
     tp_size: int = 1
     bucket_bytes: int = 4096
     version: int = 0
-    sender: DistributedSender = field(
+    sender: Sender = field(
         default_factory=lambda: DistributedSender(0, host=LOOPBACK, device="cpu", timeout_s=TIMEOUT_S)
     )
 
@@ -161,7 +162,7 @@ def sglang_stage(log: Path, config: Mapping[str, Any] = QWEN3, *, tp_size: int =
         device="cpu",
         max_batch_size=256,
         tokenizer=TOKENIZER,
-        transfer_timeout_s=TIMEOUT_S,
+        weights=WeightsConfig(timeout_s=TIMEOUT_S),
         start_timeout_s=120.0,
         log=log,
     )

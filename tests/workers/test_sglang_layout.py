@@ -19,6 +19,7 @@ QWEN3 = Shape("Qwen3ForCausalLM", 37, 16, 24, 2, 8, 4, 6, tied=True, tp_rank=0, 
 SHAPES = {
     "qwen3-tied": QWEN3,
     "qwen3-untied": replace(QWEN3, tied=False),
+    "qwen2-tied": replace(QWEN3, architecture="Qwen2ForCausalLM"),
     "llama-untied": replace(QWEN3, architecture="LlamaForCausalLM", tied=False),
 }
 PADDED_VOCAB = 64
@@ -38,6 +39,8 @@ def whole_model(shape: Shape) -> dict[str, Tensor]:
         sizes |= {layer + f"{n}_layernorm.weight": (shape.hidden,) for n in ("input", "post_attention")}
         for name, heads in (("q", shape.heads), ("k", shape.kv_heads), ("v", shape.kv_heads)):
             sizes[layer + f"self_attn.{name}_proj.weight"] = (heads * shape.head_dim, shape.hidden)
+            if shape.architecture == "Qwen2ForCausalLM":
+                sizes[layer + f"self_attn.{name}_proj.bias"] = (heads * shape.head_dim,)
         sizes[layer + "self_attn.o_proj.weight"] = (shape.hidden, shape.heads * shape.head_dim)
         if shape.architecture == "Qwen3ForCausalLM":
             sizes |= {layer + f"self_attn.{n}_norm.weight": (shape.head_dim,) for n in "qk"}
@@ -57,13 +60,14 @@ def as_sglang_holds(model: dict[str, Tensor], shape: Shape) -> dict[str, Tensor]
 
     held: dict[str, Tensor] = {}
     for name, weight in model.items():
-        prefix, _, last = name.removesuffix(".weight").rpartition(".")
+        module, _, kind = name.rpartition(".")
+        prefix, _, last = module.rpartition(".")
         match last:
             case "embed_tokens" | "lm_head":
                 held[name] = vocab(weight)
             case "q_proj":
-                keys = [model[f"{prefix}.{n}_proj.weight"].chunk(size // copies)[rank // copies] for n in "kv"]
-                held[f"{prefix}.qkv_proj.weight"] = torch.cat([weight.chunk(size)[rank], *keys])
+                keys = [model[f"{prefix}.{n}_proj.{kind}"].chunk(size // copies)[rank // copies] for n in "kv"]
+                held[f"{prefix}.qkv_proj.{kind}"] = torch.cat([weight.chunk(size)[rank], *keys])
             case "gate_proj":
                 up = model[f"{prefix}.up_proj.weight"].chunk(size)[rank]
                 held[f"{prefix}.gate_up_proj.weight"] = torch.cat([weight.chunk(size)[rank], up])

@@ -97,6 +97,7 @@ class MegatronRank:
                 host=self._host,
                 device=self._device,
                 timeout_s=spec.weights.timeout_s,
+                directory=spec.weights.directory,
             )
             tiers = {s.slot: s.tier for s in spec.slots}
             kept = [Slot.REF] if spec.ref_update_interval is not None else []

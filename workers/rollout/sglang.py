@@ -13,7 +13,7 @@ from typing import Any
 from state.digest import TensorDigest
 from state.slots import WeightId
 from workers.batch import FinishReason
-from workers.config import ModelConfig, SamplingConfig
+from workers.config import ModelConfig, SamplingConfig, WeightsConfig
 from workers.rollout import sglang_plugin
 from workers.rollout.claim import EngineClaim
 from workers.rollout.protocol import (
@@ -25,8 +25,9 @@ from workers.rollout.protocol import (
     Proof,
     WeightsMismatch,
 )
-from workers.rollout.sglang_client import ServerRefused, ServerSilent
-from workers.rollout.sglang_options import SglangOptions
+from workers.rollout.sglang_client import ServerRefused, ServerSilent, SglangClient
+from workers.rollout.sglang_disk import SglangFromDisk
+from workers.rollout.sglang_options import MODELS, SglangOptions
 from workers.rollout.sglang_proof import compose
 from workers.rollout.sglang_server import ServerSpec, SglangServer
 from workers.rollout.sglang_transfer import SglangTransfer
@@ -36,7 +37,6 @@ from workers.weights.process_group import Device
 from workers.weights.rendezvous import Rendezvous
 from workers.weights.send_plan import SendPlan
 
-ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 _NO_LIMIT_S = 24 * 3600.0
 """Whoever asks for responses limits the wait."""
 
@@ -61,12 +61,12 @@ class SglangEngine:
         device: Device,
         max_batch_size: int,
         tokenizer: str | None,
-        transfer_timeout_s: float,
+        weights: WeightsConfig,
         start_timeout_s: float,
         log: Path,
     ) -> None:
         self._engine_id, self._has_tokenizer = engine_id, tokenizer is not None
-        self._tp_size, self._timeout_s = options.tp_size, transfer_timeout_s
+        self._tp_size, self._timeout_s = options.tp_size, weights.timeout_s
         self._server = SglangServer(
             ServerSpec(
                 name=engine_id,
@@ -81,13 +81,7 @@ class SglangEngine:
             )
         )
         try:
-            self._transfer = SglangTransfer(
-                engine_id,
-                self._server.client,
-                device=device,
-                tp_size=options.tp_size,
-                timeout_s=transfer_timeout_s,
-            )
+            self._transfer = _transfer(weights, engine_id, self._server.client, device, options.tp_size)
             self._claim = EngineClaim(engine_id, {t.name: (t.dtype, t.shape) for t in self._digests()})
         except BaseException:
             self._server.stop()
@@ -194,6 +188,18 @@ class SglangEngine:
             raise EngineDied(self._server.why_dead())
 
 
+def _transfer(
+    weights: WeightsConfig, engine_id: str, client: SglangClient, device: Device, tp_size: int
+) -> SglangTransfer | SglangFromDisk:
+    match weights.transport:
+        case "distributed":
+            return SglangTransfer(engine_id, client, device=device, tp_size=tp_size, timeout_s=weights.timeout_s)
+        case "disk":
+            return SglangFromDisk(engine_id, client, tp_size=tp_size, timeout_s=weights.timeout_s)
+        case "ipc":
+            raise ValueError(f"{engine_id} takes no ipc; set weights.transport to distributed or disk")
+
+
 def describe(model: ModelConfig) -> str:
     """The directory of a model, or the text of a `config.json`, complete so that no version of a library fills in
     defaults of its own."""
@@ -204,7 +210,7 @@ def describe(model: ModelConfig) -> str:
     from transformers import AutoConfig
 
     config = AutoConfig.for_model(**model.config)
-    config.architectures = [ARCHITECTURES[config.model_type]]
+    config.architectures = [MODELS[config.model_type]]
     return str(config.to_json_string(use_diff=False))
 
 

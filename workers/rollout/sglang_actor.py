@@ -42,7 +42,7 @@ class SglangEngineActor(EngineActor):
             device=device,
             max_batch_size=max_batch_size,
             tokenizer=tokenizer,
-            transfer_timeout_s=weights.timeout_s,
+            weights=weights,
             start_timeout_s=start_timeout_s,
             log=log,
         )

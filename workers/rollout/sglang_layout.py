@@ -22,8 +22,9 @@ from torch import Tensor
 
 from state.digest import Piece, Region
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 QK_NORM = ("Qwen3ForCausalLM",)
+QKV_BIAS = ("Qwen2ForCausalLM",)
 
 
 class UnknownLayout(Exception):
@@ -115,11 +116,14 @@ def _qkv(read: _Reader, prefix: str, shape: Shape) -> Iterator[Piece]:
     queries = shape.heads // shape.tp_size * shape.head_dim
     keys = max(1, shape.kv_heads // shape.tp_size) * shape.head_dim
     replicas = max(1, shape.tp_size // shape.kv_heads)
-    fused = read.take(prefix + "qkv_proj.weight", queries + 2 * keys, shape.hidden)
     all_keys, start = shape.kv_heads * shape.head_dim, shape.tp_rank // replicas * keys
-    yield _rows(prefix + "q_proj.weight", fused[:queries], shape.heads * shape.head_dim, shape.tp_rank * queries)
-    yield _rows(prefix + "k_proj.weight", fused[queries : queries + keys], all_keys, start)
-    yield _rows(prefix + "v_proj.weight", fused[queries + keys :], all_keys, start)
+    kinds = {"weight": (shape.hidden,)} | ({"bias": ()} if shape.architecture in QKV_BIAS else {})
+    for kind, columns in kinds.items():
+        fused = read.take(f"{prefix}qkv_proj.{kind}", queries + 2 * keys, *columns)
+        all_queries = shape.heads * shape.head_dim
+        yield _rows(f"{prefix}q_proj.{kind}", fused[:queries], all_queries, shape.tp_rank * queries)
+        yield _rows(f"{prefix}k_proj.{kind}", fused[queries : queries + keys], all_keys, start)
+        yield _rows(f"{prefix}v_proj.{kind}", fused[queries + keys :], all_keys, start)
 
 
 def _vocabulary(read: _Reader, name: str, shape: Shape) -> Iterator[Piece]:
@@ -139,7 +143,8 @@ def _whole(name: str, weight: Tensor) -> Piece:
 
 
 def _rows(name: str, rows: Tensor, of: int, start: int) -> Piece:
-    return Piece(name, Region((of, rows.shape[1]), (start, 0), (rows.shape[0], rows.shape[1])), rows)
+    rest = tuple(rows.shape[1:])
+    return Piece(name, Region((of, *rest), (start, *[0] * len(rest)), tuple(rows.shape)), rows)
 
 
 def _columns(name: str, read: _Reader, rows: int, columns: int, shape: Shape) -> Piece:

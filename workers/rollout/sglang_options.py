@@ -12,6 +12,11 @@ from typing import Any
 OURS = ("python", "env")
 """`python`: the interpreter that SGLang is installed for. `env`: variables of the server's process."""
 
+MODELS: Mapping[str, str] = MappingProxyType(
+    {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+)
+"""`model_type` of a Hugging Face config -> the server's class, of those whose weights can be proven."""
+
 DECIDED: Mapping[str, str | None] = MappingProxyType(
     {
         "model_path": "model.hf_checkpoint or model.config",

@@ -17,6 +17,7 @@ from workers.weights.process_group import Device
 from workers.weights.rendezvous import Endpoint, Rendezvous, member
 from workers.weights.send_plan import SendPlan
 
+_CLEANUP_S = 5.0
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -71,8 +72,7 @@ class SglangTransfer:
     def _leave(self, endpoint: Endpoint) -> None:
         """Of a group that is broken the server may say so; what counts is that the next one is another."""
         name = self._groups.pop(endpoint)
-        with suppress(ServerRefused, ServerSilent):
-            self._post("/destroy_weights_update_group", {"group_name": name})
+        self._try("/destroy_weights_update_group", {"group_name": name})
 
     def _begin(self) -> bool:
         """Whether the server has sessions; then one is open."""
@@ -102,8 +102,12 @@ class SglangTransfer:
         """So that the next update starts anew: no group, no session."""
         for endpoint in list(self._groups):
             self._leave(endpoint)
+        self._try("/end_weight_update", {})
+
+    def _try(self, path: str, body: dict[str, object]) -> None:
+        """A server that waits for a leader that left does not answer, and is not waited for."""
         with suppress(ServerRefused, ServerSilent):
-            self._post("/end_weight_update", {})
+            self._client.post(path, body, limit_s=min(_CLEANUP_S, self._timeout_s))
 
     def _post(self, path: str, body: dict[str, object]) -> None:
         self._client.post(path, body, limit_s=self._timeout_s)

@@ -1,0 +1,156 @@
+"""What is SGLang's alone: its server's life, its words, and the caches that it keeps."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from state.slots import WeightId
+from tests.workers.engine_stage import ENGINE, LOOPBACK, QWEN3, TIMEOUT_S, Stage, reference, sglang_stage, tensors_of
+from tests.workers.test_engine_contract import furthest, requests
+from workers.config import SamplingConfig
+from workers.rollout.protocol import EngineDied, EngineRefused, mismatches
+from workers.rollout.sglang_disk import SglangFromDisk
+from workers.weights.base import TransportError
+from workers.weights.disk import DiskSender
+
+pytestmark = pytest.mark.sglang
+PROMPT = tuple(itertools.islice(itertools.cycle(range(2, 16)), 60))
+FEW = SamplingConfig(max_response_len=4)
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    stage = sglang_stage(tmp_path_factory.mktemp("sglang") / "server.log")
+    yield stage
+    stage.close()
+
+
+def off_after_an_update(stage: Stage, flush: Callable[[], None]) -> float:
+    """How far log-probs of a prompt that was seen before are from those of the weights that were just proven."""
+    former, model = reference(seed=1), reference(seed=2)
+    weights = stage.publish(tensors_of(former))
+    stage.engine.generate(requests(PROMPT), FEW, weights)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage.engine, "_flush", flush)
+        weights = stage.publish(tensors_of(model))
+    (result,) = stage.engine.generate(requests(PROMPT), FEW, weights)
+    return furthest(model, PROMPT, result)
+
+
+def test_proven_weights_with_a_cache_of_the_former_ones_generate_wrongly_and_a_publish_flushes_it(stage: Stage) -> None:
+    """Every update succeeds and every proof holds: without the flush responses still come of the former weights."""
+    assert off_after_an_update(stage, stage.engine._flush) < 1e-4
+    assert off_after_an_update(stage, lambda: None) > 0.5
+    assert off_after_an_update(stage, stage.engine._flush) < 1e-4
+
+
+def test_an_update_that_the_server_rejects_ends_with_its_words_and_the_next_one_works(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = tensors_of(reference())
+    stage.sender.close()
+    manifest = stage.begin(tensors)
+    with monkeypatch.context() as patch:
+        transfer = stage.engine._transfer
+        patch.setattr(transfer, "_join", lambda endpoint, _: transfer._groups.update({endpoint: "no such group"}))
+        patch.setattr(stage.sender, "send", lambda *args: 0)
+        with pytest.raises(TransportError, match=r"run/engine/0: .*no such group not in"):
+            stage.transfer(manifest, tensors)
+    stage.engine.abort("rejected")
+    assert stage.engine.view().weights is None
+    stage.sender.close()
+    stage.publish(tensors)
+
+
+def test_weights_that_travel_over_files_are_proven_too(stage: Stage, tmp_path: Path) -> None:
+    model, over_files = reference(seed=9), DiskSender(0, host=LOOPBACK, directory=str(tmp_path), timeout_s=TIMEOUT_S)
+    reader = SglangFromDisk(ENGINE, stage.engine._server.client, tp_size=1, timeout_s=TIMEOUT_S)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage, "sender", over_files)
+        patch.setattr(stage.engine, "_transfer", reader)
+        weights = stage.publish(tensors_of(model))
+        (result,) = stage.engine.generate(requests(PROMPT), FEW, weights)
+    assert furthest(model, PROMPT, result) < 1e-4
+    assert list(tmp_path.iterdir()) == []
+    stage.publish(tensors_of(model))
+
+
+def test_the_server_says_which_version_it_serves(stage: Stage) -> None:
+    weights = stage.publish(tensors_of(reference()))
+    assert stage.engine._server.client.get("/model_info", limit_s=5)["weight_version"] == str(weights)
+
+
+def test_a_request_that_reaches_the_paused_server_is_ended_before_the_update(stage: Stage) -> None:
+    """It was admitted before the pause and travelled for a while: the next weights must never answer it."""
+    weights = stage.publish(tensors_of(reference()))
+    client = stage.engine._server.client
+    client.post("/pause_generation", {"mode": "abort"}, limit_s=10)
+    endless = SamplingConfig(max_response_len=2000)
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(stage.engine.generate, requests(*[(3, 4, 5)] * 2), endless, weights)
+        while stage.engine.view().in_flight != 2:
+            assert not late.done()
+        stage.engine.pause()
+        with pytest.raises(EngineRefused, match="2 requests are in flight"):
+            stage.engine.flush()
+        results = late.result(timeout=30)
+    assert all(r.finish_reason in ("abort", "stop") for r in results)
+    stage.publish(tensors_of(reference(seed=3)))
+
+
+def family(stage: Stage) -> list[psutil.Process]:
+    keeper = psutil.Process(stage.engine.view().pid)
+    return [keeper, *keeper.children(recursive=True)]
+
+
+@pytest.mark.parametrize("victim", ["scheduler", "server", "keeper"])
+def test_a_server_that_dies_in_any_part_is_dead_and_gone(tmp_path: Path, victim: str) -> None:
+    stage = sglang_stage(tmp_path / "server.log")
+    weights = stage.publish(tensors_of(reference()))
+    processes = family(stage)
+    keeper, server, *others = processes
+    chosen = {"keeper": keeper, "server": server, "scheduler": next(p for p in others if "scheduler" in title(p))}
+    chosen[victim].kill()
+    with pytest.raises(EngineDied, match="the server of run/engine/0 ended with code"):
+        answer_for_ever(stage, weights)
+    with pytest.raises(EngineDied):
+        stage.engine.view()
+    _, alive = psutil.wait_procs(processes, timeout=15)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    stage.close()
+
+
+def answer_for_ever(stage: Stage, weights: WeightId) -> None:
+    while True:
+        stage.engine.generate(requests((3,)), FEW, weights)
+
+
+def title(process: psutil.Process) -> str:
+    return " ".join(process.cmdline()) + process.name()
+
+
+def test_a_llama_with_an_output_layer_of_its_own_split_over_two_processes_is_proven(
+    tmp_path: Path,
+) -> None:
+    config = {**QWEN3, "model_type": "llama", "tie_word_embeddings": False, "vocab_size": 37}
+    model = reference(config)
+    stage = sglang_stage(tmp_path / "server.log", config, tp_size=2)
+    try:
+        weights = stage.publish(tensors_of(model))
+        for result in stage.engine.generate(requests(*[(3, 4, 5)] * 4), SamplingConfig(max_response_len=6), weights):
+            assert furthest(model, (3, 4, 5), result) < 1e-4
+        wrong = {n: t.clone() for n, t in tensors_of(model).items()}
+        wrong["model.layers.0.mlp.down_proj.weight"].view(torch.int32)[-1, -1] ^= 1
+        manifest = stage.begin(tensors_of(model))
+        stage.transfer(manifest, wrong)
+        (difference,) = mismatches(manifest.tensors, stage.engine.prove().tensors)
+        assert difference.startswith("model.layers.0.mlp.down_proj.weight: digest")
+    finally:
+        stage.close()
