@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from orchestrator import data_checks, megatron_fields, slot_checks
 from orchestrator.batching import data_parallel_size, samples_per_rollout, steps_per_rollout, total_steps
 from orchestrator.config import Config
+from orchestrator.filters.registry import FILTERS
 from orchestrator.generators import GENERATORS
 from orchestrator.imports import did_you_mean, is_import_path
 from orchestrator.options import Problem, nearest
@@ -130,6 +131,8 @@ def _sampling(config: Config) -> Iterator[Problem]:
             "rollout.n_samples_per_prompt",
             "1 leaves grpo nothing to compare within a group, so every advantage is 0; use at least 2",
         )
+    if config.rollout.n_samples_per_prompt == 1 and config.rollout.filter == "unequal_rewards":
+        yield Problem("rollout.filter", "unequal_rewards refuses every group of one; use n_samples_per_prompt above 1")
 
 
 def _schedule(config: Config) -> Iterator[Problem]:
@@ -189,6 +192,13 @@ def _names(config: Config) -> Iterator[Problem]:
             yield Problem(
                 key, f"no {name!r} is registered{did_you_mean(name, registered)} (or package.module:function)"
             )
+    rollout_filter = config.rollout.filter
+    if rollout_filter is not None and rollout_filter not in FILTERS and not is_import_path(rollout_filter):
+        near = did_you_mean(rollout_filter, tuple(FILTERS))
+        yield Problem("rollout.filter", f"no {rollout_filter!r} is registered{near} (or package.module:function)")
+    generate = config.rollout.generate
+    if generate is not None and not is_import_path(generate):
+        yield Problem("rollout.generate", f"{generate!r} is not an import path; expected package.module:function")
     hook = config.train.setup_hook
     if hook is not None and not is_import_path(hook):
         yield Problem("train.setup_hook", f"{hook!r} is not an import path; expected package.module:function")

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.rollout_pipeline import EngineLost
+from orchestrator.engine_lanes import EngineLost
 from orchestrator.roster import EngineGone, EngineLink, NoEngineLeft, Replacements, Roster, in_words
 from state.engine_life import EnginePhase, EngineStatus, EngineTransition
 from state.journal import Journal

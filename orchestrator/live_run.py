@@ -8,6 +8,7 @@ from typing import Any
 from orchestrator import resuming
 from orchestrator.config import Config
 from orchestrator.continuity import Expected, confirm
+from orchestrator.engine_lanes import NoEngineServes
 from orchestrator.fingerprints import fingerprints
 from orchestrator.interrupts import Stop
 from orchestrator.manager_client import ManagerClient, PendingRollout
@@ -15,6 +16,7 @@ from orchestrator.publish import Publisher
 from orchestrator.run_dir import RunDir
 from orchestrator.tracking.base import Tracker
 from orchestrator.train_group import TrainGroup
+from orchestrator.waiting import WorkerFailed
 from state import checkpoints
 from state.gang import Quorum
 from state.slots import WeightId
@@ -55,8 +57,17 @@ class LiveRun:
         return self._manager.generate(rollout_id, self._published)
 
     def wait(self, rollout: PendingRollout) -> None:
-        with self._stop.interruptible():
-            rollout.wait()
+        """When every engine was lost over it, those that took their places are published to at once, out of schedule,
+        and generate it again. Ends, for replacements are bounded."""
+        while True:
+            try:
+                with self._stop.interruptible():
+                    rollout.wait()
+                return
+            except NoEngineServes:
+                self.publish()
+                assert self._published is not None
+                rollout.again(self._published)
 
     def may_stop(self) -> None:
         self._stop.check()
@@ -118,9 +129,18 @@ class LiveRun:
         self._metrics["perf/save_s"] = time.perf_counter() - began
 
     def publish(self) -> None:
+        """A publish that an engine died in is begun anew with the others: its group broke with it."""
         self._wake()
-        self._publishes += 1
-        done = self._publisher.publish(f"publish-{self._run_dir.incarnation}-{self._publishes}")
+        while True:
+            dead = self._manager.dead_engines()
+            self._publishes += 1
+            try:
+                done = self._publisher.publish(f"publish-{self._run_dir.incarnation}-{self._publishes}")
+                break
+            except WorkerFailed:
+                self._manager.reconcile()
+                if self._manager.dead_engines() == dead:
+                    raise
         self._published, self._digest = done.weights, done.digest
         self._metrics |= {
             "weights/bytes": done.nbytes,

@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Sequence
 
 from state.errors import SlotwiseError
-from workers.batch import Prompt, Sample
+from state.slots import WeightId
+from workers.batch import Prompt, Sample, Trajectory
 from workers.rollout.protocol import GenerateRequest, GenerateResult
 
 
@@ -28,11 +29,6 @@ def requests_for(prompt: Prompt, n: int, seed_of: Sequence[int | str]) -> list[G
     ]
 
 
-def assign(groups: Sequence[Sequence[GenerateRequest]], num_engines: int) -> list[list[GenerateRequest]]:
-    """Requests of each engine: groups go round robin in the order of their prompts, always the same way."""
-    return [[request for group in groups[engine::num_engines] for request in group] for engine in range(num_engines)]
-
-
 def check_answers(requests: Sequence[GenerateRequest], results: Sequence[GenerateResult], engine_id: str) -> None:
     """Raise `IncompleteRollout` unless there is exactly one result per request, in their order."""
     asked, got = [request.request_id for request in requests], [result.request_id for result in results]
@@ -43,16 +39,18 @@ def check_answers(requests: Sequence[GenerateRequest], results: Sequence[Generat
         )
 
 
-def to_sample(prompt: Prompt, index: int, request: GenerateRequest, result: GenerateResult) -> Sample:
-    """Ids and log-probs exactly as the engine gave them; every token of the response is trained on."""
+def to_sample(
+    prompt: Prompt, index: int, request: GenerateRequest, trajectory: Trajectory, versions: tuple[WeightId, ...]
+) -> Sample:
+    """Ids, log-probs and mask exactly as they came about, by engines that held `versions`."""
     return Sample(
         group_id=prompt.group_id,
         index=index,
         prompt_ids=prompt.ids,
-        response_ids=result.response_ids,
-        logprobs=result.logprobs,
-        loss_mask=(1,) * len(result.response_ids),
-        versions=result.versions,
+        response_ids=trajectory.response_ids,
+        logprobs=trajectory.logprobs,
+        loss_mask=trajectory.loss_mask,
+        versions=versions,
         seed=request.seed,
-        finish_reason=result.finish_reason,
+        finish_reason=trajectory.finish_reason,
     )

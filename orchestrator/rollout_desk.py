@@ -15,8 +15,9 @@ import ray
 from orchestrator.batching import data_parallel_size, steps_per_rollout
 from orchestrator.config import Config
 from orchestrator.dispatch import shards, trainable
+from orchestrator.engine_lanes import Engines
 from orchestrator.rollout_buffer import RolloutBuffer
-from orchestrator.rollout_pipeline import Engines, RolloutPipeline
+from orchestrator.rollout_pipeline import RolloutPipeline
 from orchestrator.tokenizer import load_tokenizer
 from orchestrator.tracking.jsonl import JsonlTracker
 from state.slots import WeightId

@@ -17,7 +17,7 @@ from orchestrator.config import Config
 from orchestrator.engines import replacements, start_engines
 from orchestrator.fleet import Fleet, FleetLimits
 from orchestrator.rollout_desk import RolloutDesk, RolloutRefs
-from state.engine_life import EngineStatus
+from state.engine_life import EnginePhase, EngineStatus
 from state.journal import Journal
 from state.slots import WeightId
 from workers import state_log
@@ -97,6 +97,9 @@ class RolloutManager:
 
     async def reconcile(self) -> tuple[str, ...]:
         return await self._fleet.reconcile()
+
+    async def dead_engines(self) -> tuple[str, ...]:
+        return tuple(status.engine_id for status in self._fleet.views() if status.phase is EnginePhase.DEAD)
 
     async def begin_update(self, manifest: Manifest) -> tuple[str, ...]:
         return await self._fleet.begin_update(manifest)

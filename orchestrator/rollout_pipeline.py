@@ -5,70 +5,45 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import Config, RewardConfig
 from orchestrator.context import limited
 from orchestrator.data import DataSource
-from orchestrator.requests import assign, check_answers, derive_seed, requests_for, to_sample
-from orchestrator.rewards.registry import RewardFunction, resolve_reward
-from orchestrator.rewards.scoring import Item, Judged, judge
+from orchestrator.engine_lanes import CallLimits, Engines, Lanes
+from orchestrator.filters.registry import resolve_filter
+from orchestrator.generation import resolve_generate
+from orchestrator.group_work import Group, GroupWork, Task
+from orchestrator.refill import Refill
+from orchestrator.requests import derive_seed
+from orchestrator.rewards.registry import resolve_reward
+from orchestrator.rewards.scoring import CONCURRENCY
 from orchestrator.rollout_buffer import Rollout
-from orchestrator.rollout_stats import rollout_stats
+from orchestrator.rollout_stats import group_stats
 from orchestrator.tokenizer import decode_response
 from orchestrator.tracking.base import Tracker
 from state.errors import InvariantViolation, SlotwiseError
 from state.slots import WeightId
 from workers.batch import Prompt, Sample
 from workers.config import SamplingConfig
-from workers.rollout.protocol import GenerateRequest, GenerateResult
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+CALLS_AT_ONCE = 2
 SHOWN_SAMPLES = 8
 """Samples of each rollout that are written out for people."""
 
 logger = logging.getLogger(__name__)
 
 
-class EngineLost(SlotwiseError):
-    """An engine died over its requests. They are answered by the engines that are left."""
-
-
-class NoEngineServes(SlotwiseError):
-    """No engine holds the weights that responses are wanted from."""
-
-
 class RolloutTimeout(SlotwiseError):
     """Responses did not come within `rollout.timeout_s`."""
 
 
-class Engines(Protocol):
-    """The engines as a rollout needs them."""
-
-    def serving(self, weights: WeightId) -> Sequence[str]:
-        """Ids of the engines proven to hold `weights`, always in the same order."""
-        ...
-
-    async def generate(
-        self, engine_id: str, requests: Sequence[GenerateRequest], sampling: SamplingConfig, expected: WeightId
-    ) -> Sequence[GenerateResult]:
-        """One result per request. Raises `EngineLost` when the engine died."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What is done with each prompt. `purpose` sets the seeds of one use of a prompt apart from those of another."""
-
-    purpose: str
-    n_samples_per_prompt: int
-    sampling: SamplingConfig
-    reward: RewardFunction | None
-    reward_timeout_s: float
+class GenerateFailed(SlotwiseError):
+    """The generate function failed for every sample of a rollout; the message has the first error."""
 
 
 class RolloutPipeline:
@@ -79,32 +54,45 @@ class RolloutPipeline:
         self._config, self._tokenizer, self._engines, self._shown = config, tokenizer, engines, shown
         prompts = limited(config.model, config.data, config.rollout)
         self.source = DataSource(prompts, tokenizer, config.run.seed)
-        self._training = _task("train", config.rollout.n_samples_per_prompt, config.rollout, config.reward)
-        self._evaluating = _task(
-            "eval", config.eval.n_samples_per_prompt, config.eval.sampling, config.eval.reward or config.reward
+        rollout, evaluation = config.rollout, config.eval
+        self._training = self._task("train", rollout.n_samples_per_prompt, rollout, config.reward)
+        self._evaluating = self._task(
+            "eval", evaluation.n_samples_per_prompt, evaluation.sampling, evaluation.reward or config.reward
         )
+        self._filter = None if rollout.filter is None else resolve_filter(rollout.filter)
         self._eval_prompts = self._make_eval_prompts()
+        self._judges = asyncio.Semaphore(CONCURRENCY)
+        self._turn = asyncio.Lock()
 
     async def generate(self, rollout_id: int, weights: WeightId) -> Rollout:
-        """The next prompts of the data source, answered and judged. When that fails they are next again."""
-        before = self.source.state()
-        prompts = self.source.next(self._config.rollout.rollout_batch_size)
-        cursor, cursor_after = self.source.cursor, self.source.state()
-        try:
-            samples, stats = await self._do(self._training, prompts, weights)
-        except BaseException:
-            self.source.restore(before)
-            raise
-        stats |= {"data/epoch": cursor.epoch, "data/left_out": cursor.left_out}
-        return Rollout(rollout_id, tuple(samples), cursor_after, stats)
+        """The next prompts of the data source, answered and judged. When that fails they are next again.
+
+        Groups that the filter refuses or that time out are made up for by further prompts, within a limit. One rollout
+        is made after the other, so that each has the prompts that follow those of the one before.
+        """
+        async with self._turn:
+            before = self.source.state()
+            refill = Refill(self._config.rollout.rollout_batch_size, self._config.rollout.max_prompts_factor)
+            try:
+                groups, perf = await self._do(self._training, weights, lambda done: self._more(refill, done))
+            except BaseException:
+                self.source.restore(before)
+                raise
+            batch = refill.batch(groups)
+            cursor = {"data/epoch": self.source.cursor.epoch, "data/left_out": self.source.cursor.left_out}
+            stats = group_stats(batch) | refill.stats(batch) | perf | cursor
+            samples = tuple(sample for group in batch for sample in group.samples)
+            return Rollout(rollout_id, samples, self.source.state(), stats)
 
     async def evaluate(self, step: int, weights: WeightId) -> dict[str, Any]:
         """Metrics `eval/*` of `weights` on prompts of their own. A failure is counted and told, never raised."""
         started = time.monotonic()
         metrics: dict[str, Any] = {"eval/incarnation": weights.incarnation, "eval/version": weights.version}
         try:
-            samples, stats = await self._do(self._evaluating, self._eval_prompts, weights)
-            self.show(step, samples, kind="eval")
+            prompts = iter([self._eval_prompts])
+            groups, perf = await self._do(self._evaluating, weights, lambda _: next(prompts, []))
+            stats = group_stats(groups) | perf
+            self.show(step, [sample for group in groups for sample in group.samples], kind="eval")
             metrics |= {f"eval/{key}": value for key, value in stats.items() if not key.startswith("perf/")}
             metrics["eval/failed"] = 0
         except InvariantViolation:
@@ -137,91 +125,79 @@ class RolloutPipeline:
         held_out = DataSource(data, self._tokenizer, derive_seed(self._config.run.seed, "eval"))
         return held_out.first(evaluation.max_prompts)
 
+    def _more(self, refill: Refill, done: Sequence[Group]) -> list[Prompt]:
+        for group in done:
+            kept = self._filter is None or group.timed_out or self._filter(group.prompt, group.samples)
+            refill.count(group, kept=kept)
+        return self.source.next(n) if (n := refill.wanted()) else []
+
     async def _do(
-        self, task: Task, prompts: Sequence[Prompt], weights: WeightId
-    ) -> tuple[list[Sample], dict[str, Any]]:
-        """Samples in the order of the prompts, with their rewards; and statistics."""
+        self, task: Task, weights: WeightId, more: Callable[[Sequence[Group]], Sequence[Prompt]]
+    ) -> tuple[list[Group], dict[str, float]]:
+        """Groups in the order of their prompts. `more` is told what has just been done, and says what else to do."""
         started = time.monotonic()
-        seed_of = (self._config.run.seed, task.purpose)
-        groups = [requests_for(prompt, task.n_samples_per_prompt, seed_of) for prompt in prompts]
-        results = await self._respond(groups, task.sampling, weights)
-        generated = time.monotonic()
-        samples = [
-            to_sample(prompt, index, request, results[request.request_id])
-            for prompt, group in zip(prompts, groups, strict=True)
-            for index, request in enumerate(group)
-        ]
-        judged = await self._judge(task, samples, {prompt.group_id: prompt for prompt in prompts})
-        samples = [replace(sample, reward=one.reward) for sample, one in zip(samples, judged, strict=True)]
-        perf = {"perf/generate_s": generated - started, "perf/reward_s": time.monotonic() - generated}
-        return samples, rollout_stats(samples, judged) | perf
+        rollout = self._config.rollout
+        limits = CallLimits(rollout.requests_per_call or rollout.max_batch_size, CALLS_AT_ONCE)
+        lanes = Lanes(self._engines, weights, limits)
+        work = GroupWork(task, lanes, self._tokenizer, self._config.run.seed, self._judges)
+        asked: list[Prompt] = []
+        tasks: dict[asyncio.Task[Group], int] = {}
 
-    async def _judge(self, task: Task, samples: Sequence[Sample], prompts: Mapping[int, Prompt]) -> list[Judged]:
-        """Aborted samples are not judged: a part of a response has no reward."""
-        judged = [Judged(None)] * len(samples)
-        if task.reward is None:
-            return judged
-        whole = [i for i, sample in enumerate(samples) if sample.finish_reason != "abort"]
-        items = [
-            Item(prompts[samples[i].group_id], decode_response(self._tokenizer, samples[i].response_ids), samples[i])
-            for i in whole
-        ]
-        for i, one in zip(whole, await judge(task.reward, items, task.reward_timeout_s), strict=True):
-            judged[i] = one
-        errors = [one.error for one in judged if one.error is not None]
-        if errors:
-            logger.warning("the reward failed for %d of %d samples; the first:\n%s", len(errors), len(items), errors[0])
-        return judged
+        def begin(prompts: Sequence[Prompt]) -> set[asyncio.Task[Group]]:
+            begun = [asyncio.ensure_future(work.group(len(tasks) + i, prompt)) for i, prompt in enumerate(prompts)]
+            asked.extend(prompts)
+            tasks.update((one, len(tasks) + i) for i, one in enumerate(begun))
+            return set(begun)
 
-    async def _respond(
-        self, groups: Sequence[Sequence[GenerateRequest]], sampling: SamplingConfig, weights: WeightId
-    ) -> dict[str, GenerateResult]:
-        """Results by request id. Every serving engine works at once; requests of one that dies go to the others."""
-        results: dict[str, GenerateResult] = {}
-        lost: set[str] = set()
-        limit = self._config.rollout.timeout_s
-        pending = list(groups)
+        pending: set[asyncio.Task[Group]] = set()
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(self._config.rollout.timeout_s):
+                pending = begin(more([]))
                 while pending:
-                    serving = [engine for engine in self._engines.serving(weights) if engine not in lost]
-                    if not serving:
-                        raise NoEngineServes(
-                            f"no engine serves weights {weights}; lost over this rollout: {sorted(lost)}"
-                        )
-                    shares = assign(pending, len(serving))
-                    answers = await asyncio.gather(
-                        *(self._ask(*one, sampling, weights) for one in zip(serving, shares, strict=True))
-                    )
-                    for engine, answer in zip(serving, answers, strict=True):
-                        if answer is None:
-                            lost.add(engine)
-                        else:
-                            results.update({result.request_id: result for result in answer})
-                    pending = [group for group in pending if any(one.request_id not in results for one in group)]
+                    done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                    pending |= begin(more([one.result() for one in sorted(done, key=lambda one: tasks[one])]))
         except TimeoutError as error:
-            missing = [group[0].request_id.partition("/")[0] for group in pending]
+            late = [prompt for prompt, one in zip(asked, tasks, strict=True) if not one.done()]
+            raise RolloutTimeout(self._late(late)) from error
+        finally:
+            for one in tasks:
+                one.cancel()
+            lanes.close()
+        groups = [one.result() for one in tasks]
+        errors = [error for group in groups for error in group.failed]
+        if errors and len(errors) == len(groups) * task.n_samples_per_prompt:
+            raise GenerateFailed(f"rollout.generate failed for all {len(errors)} samples; the first:\n{errors[0]}")
+        if groups and all(group.timed_out for group in groups):
             raise RolloutTimeout(
-                f"not all responses came within rollout.timeout_s = {limit:g} s; "
-                f"asked for {len(missing)} groups: {', '.join(missing[:8])}{', ...' if len(missing) > 8 else ''}"
-            ) from error
-        return results
+                f"none of {len(groups)} groups came within rollout.group_timeout_s = {task.timeout_s:g} s"
+            )
+        verdicts = [one.error for group in groups for one in group.judged]
+        if wrong := [error for error in verdicts if error is not None]:
+            logger.warning(
+                "the reward failed for %d of %d samples; the first:\n%s", len(wrong), len(verdicts), wrong[0]
+            )
+        generated = max((group.generated_at for group in groups), default=started)
+        return groups, {
+            "perf/generate_s": generated - started,
+            "perf/reward_s": time.monotonic() - generated,
+        }
 
-    async def _ask(
-        self, engine_id: str, requests: Sequence[GenerateRequest], sampling: SamplingConfig, weights: WeightId
-    ) -> Sequence[GenerateResult] | None:
-        """None when the engine died over them."""
-        if not requests:
-            return ()
-        try:
-            results = await self._engines.generate(engine_id, requests, sampling, weights)
-        except EngineLost as error:
-            logger.warning("engine %s was lost over %d requests: %s", engine_id, len(requests), error)
-            return None
-        check_answers(requests, results, engine_id)
-        return results
+    def _late(self, prompts: Sequence[Prompt]) -> str:
+        late = [str(prompt.group_id) for prompt in prompts]
+        return (
+            f"not all responses came within rollout.timeout_s = {self._config.rollout.timeout_s:g} s; "
+            f"asked for {len(late)} groups: {', '.join(late[:8])}{', ...' if len(late) > 8 else ''}"
+        )
 
-
-def _task(purpose: str, n: int, sampling: SamplingConfig, reward: RewardConfig) -> Task:
-    function = None if reward.name is None else resolve_reward(reward.name)
-    return Task(purpose, n, sampling, function, reward.timeout_s)
+    def _task(self, purpose: str, n: int, sampling: SamplingConfig, reward: RewardConfig) -> Task:
+        rollout = self._config.rollout
+        return Task(
+            purpose=purpose,
+            n_samples_per_prompt=n,
+            sampling=sampling,
+            generate=resolve_generate(rollout.generate),
+            reward=None if reward.name is None else resolve_reward(reward.name),
+            reward_timeout_s=reward.timeout_s,
+            timeout_s=rollout.group_timeout_s,
+            retries=rollout.group_retries,
+        )

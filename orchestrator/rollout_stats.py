@@ -6,8 +6,21 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from orchestrator.group_work import Group
 from orchestrator.rewards.scoring import Judged
 from workers.batch import Sample
+
+
+def group_stats(groups: Sequence[Group]) -> dict[str, Any]:
+    """`rollout_stats` of the samples in `groups`, and what it took to get them."""
+    samples = [sample for group in groups for sample in group.samples]
+    stats = rollout_stats(samples, [one for group in groups for one in group.judged])
+    failed = [error for group in groups for error in group.failed]
+    if failed:
+        stats["rollout/first_error"] = failed[0].strip().splitlines()[-1]
+    stats["rollout/generate_errors"] = len(failed)
+    stats["rollout/asked_again"] = sum(group.asked_again for group in groups)
+    return stats
 
 
 def rollout_stats(samples: Sequence[Sample], judged: Sequence[Judged]) -> dict[str, Any]:

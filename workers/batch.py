@@ -26,6 +26,17 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Trajectory:
+    """What followed a prompt. One entry per token: `loss_mask` is 1 where an engine wrote it, with its log-prob, and 0
+    elsewhere (tool output), with a log-prob of 0."""
+
+    response_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    loss_mask: tuple[int, ...]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One response to one prompt.
 

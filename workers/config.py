@@ -135,6 +135,22 @@ class RolloutConfig(SamplingConfig):
     """Sequences that one engine generates at once."""
     cpus_per_engine: float = Field(default=1.0, gt=0)
     gpus_per_engine: float = Field(default=0.0, ge=0)
+    requests_per_call: int | None = Field(default=None, ge=1)
+    """Requests that an engine is asked in one call; the next call is there when it ends. Unset: `max_batch_size`."""
+    generate: str | None = None
+    """Import path `package.module:function` of a coroutine function that makes one sample (turns, tools). Unset: one
+    response to the prompt."""
+    filter: str | None = None
+    """A registered filter of judged groups or an import path `package.module:function`. Groups that it refuses are made
+    up for by further prompts."""
+    max_prompts_factor: float = Field(default=3.0, ge=1)
+    """A rollout asks for at most this many times `rollout_batch_size` prompts; then refused groups fill what is
+    left."""
+    group_timeout_s: float | None = Field(default=None, gt=0)
+    """Limit of generating one group. Unset: only `timeout_s`."""
+    group_retries: int = Field(default=1, ge=0)
+    """How often a group that timed out, or was cut off by an abort, is asked for again, of the next engine; after that
+    it is left out."""
     timeout_s: float = Field(default=600.0, gt=0)
     """Limit of one rollout."""
     health_interval_s: float = Field(default=10.0, gt=0)

@@ -37,13 +37,14 @@ class Item:
     sample: Sample
 
 
-async def judge(reward: RewardFunction, items: Sequence[Item], timeout_s: float) -> list[Judged]:
-    """Judge every item, in order, each within `timeout_s` of its own start.
+async def judge(
+    reward: RewardFunction, items: Sequence[Item], timeout_s: float, places: asyncio.Semaphore
+) -> list[Judged]:
+    """Judge every item, in order, each within `timeout_s` of its own start. `places` bounds how many at once.
 
     Plain functions run in threads. One that hangs keeps its thread (Python cannot end it) but not its place: the
     others go on, and the thread does not keep the process alive.
     """
-    places = asyncio.Semaphore(CONCURRENCY)
 
     async def one(item: Item) -> Judged:
         async with places:

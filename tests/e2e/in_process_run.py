@@ -152,6 +152,9 @@ class Manager:
     def evaluate(self, rollout_id: int, weights: WeightId) -> Mapping[str, Any]:
         return asyncio.run(self._desk.evaluate(rollout_id, weights))
 
+    def dead_engines(self) -> tuple[str, ...]:
+        return ()
+
     def mark_trained(self, rollout_id: int) -> None:
         self._desk.mark_trained(rollout_id)
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from orchestrator.config import Config, RunConfig
+from orchestrator.engine_lanes import EngineLost
 from orchestrator.engines import start_engines
 from orchestrator.fleet import Fleet, FleetLimits
-from orchestrator.rollout_pipeline import EngineLost
 from orchestrator.roster import NoEngineLeft
 from state.digest import Piece, Region, digest_tensor
 from state.engine_life import EnginePhase

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.engine_lanes import EngineLost
 from orchestrator.fleet import Fleet, FleetLimits
-from orchestrator.rollout_pipeline import EngineLost
 from orchestrator.roster import EngineGone, NoEngineLeft
 from state.digest import Region, TensorDigest
 from state.engine_life import EngineLifeError, EnginePhase

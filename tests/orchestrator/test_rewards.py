@@ -21,7 +21,7 @@ def sample(index: int = 0, finish_reason: FinishReason = "stop") -> Sample:
 
 def run(reward: RewardFunction, count: int = 1, timeout_s: float = 20.0) -> list[Judged]:
     items = [Item(PROMPT, "7", sample(index)) for index in range(count)]
-    return asyncio.run(judge(reward, items, timeout_s))
+    return asyncio.run(judge(reward, items, timeout_s, asyncio.Semaphore(CONCURRENCY)))
 
 
 @pytest.mark.parametrize(

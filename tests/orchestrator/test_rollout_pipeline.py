@@ -11,8 +11,9 @@ from transformers import AutoTokenizer
 
 from orchestrator.config import Config
 from orchestrator.data import DataError
+from orchestrator.engine_lanes import EngineLost, NoEngineServes
 from orchestrator.requests import IncompleteRollout
-from orchestrator.rollout_pipeline import EngineLost, NoEngineServes, RolloutPipeline, RolloutTimeout
+from orchestrator.rollout_pipeline import RolloutPipeline, RolloutTimeout
 from state.errors import InvariantViolation
 from state.slots import WeightId
 from workers.batch import Prompt, Sample
@@ -192,7 +193,7 @@ def test_when_the_last_engine_dies_the_rollout_fails_naming_it() -> None:
     def answer(engine: str, request: GenerateRequest) -> GenerateResult:
         raise EngineLost(f"{engine} is gone")
 
-    with pytest.raises(NoEngineServes, match=r"weights 0\.3.*'a'"):
+    with pytest.raises(NoEngineServes, match=r"weights 0\.3; lost over this rollout: a: a is gone"):
         generate(StandInEngines(["a"], answer))
 
 

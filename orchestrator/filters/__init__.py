@@ -1,0 +1,1 @@
+"""Filters of groups by name or import path."""

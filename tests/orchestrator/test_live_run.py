@@ -1,0 +1,92 @@
+"""What a live run does when engines are lost: it publishes to those that are left, or ends with the reason."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config import Config
+from orchestrator.engine_lanes import NoEngineServes
+from orchestrator.interrupts import Stop
+from orchestrator.live_run import LiveRun
+from orchestrator.publish import Published
+from orchestrator.waiting import WorkerFailed
+from state.slots import WeightId
+
+
+class Engines:
+    """`ManagerClient` and `Publisher` in one. `deaths`: by publish, in order, how many engines die over it."""
+
+    def __init__(self, deaths: list[int], alive: int = 3) -> None:
+        self.deaths, self.alive, self.dead = deaths, alive, 0
+        self.log: list[str] = []
+
+    def publish(self, publish_id: str) -> Published:
+        self.log.append(publish_id)
+        dying = self.deaths.pop(0) if self.deaths else 0
+        self.dead += max(dying, 0)
+        if dying:
+            raise WorkerFailed("the transfer broke")
+        return Published(WeightId(1, 4), "", ("engine",), 0, 0.0, 0.0)
+
+    def dead_engines(self) -> tuple[str, ...]:
+        return tuple(f"engine/{i}" for i in range(self.dead))
+
+    def reconcile(self) -> tuple[str, ...]:
+        self.log.append("reconcile")
+        if self.dead >= self.alive:
+            raise WorkerFailed("no engine is alive")
+        return ("engine",)
+
+
+class Rollout:
+    """Lost over all engines as often as told."""
+
+    def __init__(self, losses: int) -> None:
+        self.losses, self.asked_again = losses, list[WeightId]()
+
+    def wait(self) -> None:
+        if self.losses:
+            self.losses -= 1
+            raise NoEngineServes("all lost")
+
+    def again(self, weights: WeightId) -> None:
+        self.asked_again.append(weights)
+
+
+class Directory:
+    incarnation = 1
+    path = Path()
+
+
+def live(engines: Engines) -> LiveRun:
+    parts: Any = engines
+    nothing: Any = None
+    directory: Any = Directory()
+    return LiveRun(Config(), directory, nothing, parts, parts, nothing, nothing, Stop(0.0), None)
+
+
+def test_a_publish_that_an_engine_died_in_is_begun_anew_under_another_id() -> None:
+    engines = Engines([1])
+    live(engines).publish()
+    assert engines.log == ["publish-1-1", "reconcile", "publish-1-2"]
+
+
+def test_a_publish_that_failed_with_every_engine_alive_fails_the_run() -> None:
+    engines = Engines([-1])
+    with pytest.raises(WorkerFailed, match="the transfer broke"):
+        live(engines).publish()
+    assert engines.log == ["publish-1-1", "reconcile"]
+
+
+def test_when_all_are_dead_the_run_ends_with_the_reason() -> None:
+    with pytest.raises(WorkerFailed, match="no engine is alive"):
+        live(Engines([3])).publish()
+
+
+def test_when_all_were_lost_over_a_rollout_it_is_published_at_once_and_generated_again() -> None:
+    engines, rollout = Engines([]), Rollout(losses=2)
+    anyone: Any = rollout
+    live(engines).wait(anyone)
+    assert engines.log == ["publish-1-1", "publish-1-2"]
+    assert rollout.asked_again == [WeightId(1, 4)] * 2

@@ -1,0 +1,248 @@
+"""Groups of a rollout under load: who is asked when, and what becomes of groups that are refused, late or cut off."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from orchestrator.dispatch import shards
+from orchestrator.engine_lanes import EngineFailed, EngineLost
+from orchestrator.generation import Ask
+from orchestrator.rollout_buffer import Rollout
+from orchestrator.rollout_pipeline import GenerateFailed, RolloutTimeout
+from tests.orchestrator.test_rollout_pipeline import EOS, WEIGHTS, Shown, StandInEngines, pipeline, result
+from workers.batch import Prompt, Sample, Trajectory
+from workers.config import SamplingConfig
+from workers.rollout.protocol import EngineRefused, GenerateRequest, GenerateResult
+
+HERE = "tests.orchestrator.test_rollout_groups"
+BATCH = {"rollout_batch_size": 4, "n_samples_per_prompt": 3, "timeout_s": 20.0}
+
+
+def make(engines: StandInEngines, reward: str = f"{HERE}:seed_reward", **rollout: Any) -> Rollout:
+    made = pipeline(engines, Shown(), reward={"name": reward}, rollout=BATCH | rollout)
+    return asyncio.run(asyncio.wait_for(made.generate(3, WEIGHTS), 20))
+
+
+def groups(rollout: Rollout) -> list[int]:
+    return [sample.group_id for sample in rollout.samples if sample.index == 0]
+
+
+def seed_reward(prompt: Prompt, response: str, ids: tuple[int, ...], sample: Sample) -> float:
+    return float(sample.seed % 7)
+
+
+def parity_reward(prompt: Prompt, response: str, ids: tuple[int, ...], sample: Sample) -> float:
+    """Groups of even ids have equal rewards."""
+    return float(sample.index * (sample.group_id % 2))
+
+
+def equal_reward(prompt: Prompt, response: str, ids: tuple[int, ...], sample: Sample) -> float:
+    return 1.0
+
+
+class Slow(StandInEngines):
+    """Each call takes a turn of an event that the test fires; it notes the calls that are open at once."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(names)
+        self.open: dict[str, int] = {}
+        self.most: dict[str, int] = {}
+
+    async def generate(self, engine_id: str, *arguments: Any) -> Sequence[GenerateResult]:
+        self.open[engine_id] = self.open.get(engine_id, 0) + 1
+        self.most[engine_id] = max(self.most.get(engine_id, 0), self.open[engine_id])
+        for _ in range(3):
+            await asyncio.sleep(0)
+        results = await super().generate(engine_id, *arguments)
+        self.open[engine_id] -= 1
+        return results
+
+
+# --- calls
+
+
+def test_an_engine_has_its_next_call_before_it_has_ended_one_and_never_more() -> None:
+    engines = Slow(["a", "b"])
+    rollout = make(engines, rollout_batch_size=12, requests_per_call=2)
+    assert engines.most == {"a": 2, "b": 2}
+    assert max(len(ids) for _, ids, _, _ in engines.asked) == 2
+    assert len(rollout.samples) == 36
+
+
+@pytest.mark.parametrize("requests_per_call", [1, 2, 5, None])
+def test_a_rollout_does_not_depend_on_how_requests_share_calls(requests_per_call: int | None) -> None:
+    def answer(engine: str, request: GenerateRequest) -> GenerateResult:
+        return result(request, ids=(2 + request.seed % 10, EOS))
+
+    whole = make(StandInEngines(["a"], answer)).samples
+    assert make(StandInEngines(["a", "b"], answer), requests_per_call=requests_per_call).samples == whole
+
+
+def test_a_group_is_always_for_the_same_engine_however_calls_are_cut() -> None:
+    engines = StandInEngines(["a", "b"])
+    make(engines, requests_per_call=2)
+    asked = {(engine, int(one.partition("/")[0])) for engine, ids, _, _ in engines.asked for one in ids}
+    assert asked == {("a", 0), ("b", 1), ("a", 2), ("b", 3)}
+
+
+@pytest.mark.parametrize("error", [EngineLost("a is gone"), EngineRefused("a is stale")])
+def test_what_was_queued_for_an_engine_that_left_service_is_answered_by_the_others(error: Exception) -> None:
+    def answer(engine: str, request: GenerateRequest) -> GenerateResult:
+        if engine == "a":
+            raise error
+        return result(request)
+
+    rollout = make(StandInEngines(["a", "b"], answer), requests_per_call=1)
+    assert len(rollout.samples) == 12
+
+
+def test_an_engine_that_fails_and_goes_on_ends_the_rollout_with_its_words() -> None:
+    def answer(engine: str, request: GenerateRequest) -> GenerateResult:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(EngineFailed, match="a failed over 12 requests: RuntimeError: out of memory"):
+        make(StandInEngines(["a"], answer))
+
+
+# --- the filter
+
+
+def test_refused_groups_are_made_up_for_by_further_prompts_in_their_order() -> None:
+    rollout = make(StandInEngines(["a"]), f"{HERE}:parity_reward", filter="unequal_rewards")
+    assert groups(rollout) == [1, 3, 5, 7]
+    assert rollout.stats["rollout/prompts"] == 8
+    assert rollout.stats["filter/refused"] == 4
+    assert rollout.stats["filter/refused_but_used"] == 0
+    assert rollout.cursor_after["next_group_id"] == 8
+
+
+def test_which_groups_are_trained_on_does_not_depend_on_the_order_in_which_they_end() -> None:
+    class Backwards(StandInEngines):
+        async def generate(self, engine_id: str, requests: Any, *rest: Any) -> Sequence[GenerateResult]:
+            for _ in range(40 - 4 * int(requests[0].request_id.partition("/")[0])):
+                await asyncio.sleep(0)
+            return await super().generate(engine_id, requests, *rest)
+
+    calls = {"requests_per_call": 3, "filter": "unequal_rewards"}
+    there, back = (
+        make(kind(["a", "b", "c"]), f"{HERE}:parity_reward", **calls) for kind in (StandInEngines, Backwards)
+    )
+    assert groups(back) == groups(there)
+    assert back.cursor_after == there.cursor_after
+
+
+def test_a_filter_that_refuses_everything_is_bounded_and_the_batch_is_full_all_the_same() -> None:
+    rollout = make(StandInEngines(["a"]), f"{HERE}:equal_reward", filter="unequal_rewards", max_prompts_factor=2.5)
+    assert rollout.stats["rollout/prompts"] == 10
+    assert rollout.stats["filter/refused"] == 10
+    assert rollout.stats["filter/refused_but_used"] == 4
+    assert groups(rollout) == [0, 1, 2, 3]
+
+
+def no_second_group(prompt: Prompt, samples: Sequence[Sample]) -> bool:
+    return prompt.group_id != 1
+
+
+def test_a_filter_can_be_a_function_of_the_users() -> None:
+    assert groups(make(StandInEngines(["a"]), filter=f"{HERE}:no_second_group")) == [0, 2, 3, 4]
+
+
+# --- lateness
+
+
+class Stuck(StandInEngines):
+    """Engine `a` never answers what contains sample 1/0."""
+
+    async def generate(self, engine_id: str, requests: Any, *rest: Any) -> Sequence[GenerateResult]:
+        results = await super().generate(engine_id, requests, *rest)
+        if engine_id == "b" and any(one.request_id == "1/0" for one in requests):
+            await asyncio.Event().wait()
+        return results
+
+
+def test_a_group_with_a_straggler_is_left_out_and_told_and_another_takes_its_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    late = {"group_timeout_s": 0.1, "group_retries": 0, "requests_per_call": 1}
+    rollout = make(Stuck(["a", "b"]), **late)
+    assert groups(rollout) == [0, 2, 3, 4]
+    assert rollout.stats["rollout/groups_timed_out"] == 1
+    assert "group 1 is left out: no response to 1/0 within 0.1 s, asked 1 times" in caplog.text
+
+
+def test_a_late_group_may_be_asked_again_of_the_next_engine() -> None:
+    rollout = make(Stuck(["a", "b"]), group_timeout_s=0.1, group_retries=1, requests_per_call=1)
+    assert groups(rollout) == [0, 1, 2, 3]
+    assert rollout.stats["rollout/groups_timed_out"] == 0
+    assert rollout.stats["rollout/asked_again"] == 1
+
+
+def test_when_every_group_is_late_the_rollout_fails() -> None:
+    class Silent(StandInEngines):
+        async def generate(self, *_: Any) -> Sequence[GenerateResult]:
+            await asyncio.Event().wait()
+            return []
+
+    with pytest.raises(RolloutTimeout, match=r"none of 12 groups came within rollout\.group_timeout_s = 0\.01 s"):
+        make(Silent(["a"]), group_timeout_s=0.01, group_retries=0)
+
+
+# --- aborts
+
+
+def aborting(times: int) -> Callable[[str, GenerateRequest], GenerateResult]:
+    """Sample 1/0 is cut off this often."""
+    left = [times]
+
+    def answer(engine: str, request: GenerateRequest) -> GenerateResult:
+        if request.request_id == "1/0" and left[0]:
+            left[0] -= 1
+            return result(request, ids=(5,), finish_reason="abort")
+        return result(request, ids=(2 + request.seed % 10, EOS))
+
+    return answer
+
+
+def test_a_response_that_was_cut_off_is_asked_for_again_and_is_what_it_would_have_been() -> None:
+    again = make(StandInEngines(["a"], aborting(1)))
+    assert again.samples == make(StandInEngines(["a"], aborting(0))).samples
+    assert again.stats["rollout/asked_again"] == 1
+    assert again.stats["rollout/aborted"] == 0
+
+
+def test_a_response_cut_off_too_often_comes_back_whole_and_is_not_trained_on() -> None:
+    rollout = make(StandInEngines(["a"], aborting(9)), group_retries=2)
+    (cut,) = [sample for sample in rollout.samples if sample.finish_reason == "abort"]
+    assert (cut.group_id, cut.index, cut.response_ids, cut.loss_mask, cut.reward) == (1, 0, (5,), (1,), None)
+    assert len(rollout.samples) == 12
+    (shard,) = shards(0, rollout.samples, 1, 1)
+    assert len(shard.samples) == 11
+    assert rollout.stats["reward/none_ratio"] == pytest.approx(1 / 12)
+
+
+# --- generate functions
+
+
+async def fails_once(prompt: Prompt, ask: Ask, sampling: SamplingConfig, tokenizer: Any) -> Trajectory:
+    answer = await ask(prompt.ids)
+    if ask.request_id == "2/1":
+        raise ValueError("the tool is broken")
+    return Trajectory(answer.response_ids, answer.logprobs, (1,) * len(answer.response_ids), answer.finish_reason)
+
+
+async def always_fails(prompt: Prompt, ask: Ask, sampling: SamplingConfig, tokenizer: Any) -> Trajectory:
+    raise ValueError("the tool is broken")
+
+
+def test_a_generate_function_that_fails_on_a_sample_costs_that_sample() -> None:
+    rollout = make(StandInEngines(["a"]), generate=f"{HERE}:fails_once")
+    assert [(s.group_id, s.index) for s in rollout.samples if s.reward is None] == [(2, 1)]
+    assert rollout.stats["rollout/generate_errors"] == 1
+    assert rollout.stats["rollout/first_error"] == "ValueError: the tool is broken"
+
+
+def test_a_generate_function_that_always_fails_ends_the_rollout_with_the_error() -> None:
+    with pytest.raises(GenerateFailed, match=r"(?s)failed for all 12 samples.*the tool is broken"):
+        make(StandInEngines(["a"]), generate=f"{HERE}:always_fails")
