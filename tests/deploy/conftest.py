@@ -40,7 +40,9 @@ class Jobs(Place):
     """A directory from which runs are submitted."""
 
     def submit(self, dashboard: str, config: Path, *arguments: str) -> Ended:
-        return self.run("submit", config, "--address", dashboard, "--working-dir", self.path, *arguments)
+        return self.run(
+            "submit", config, "--address", dashboard, "--working-dir", self.path, *arguments, timeout_s=240.0
+        )
 
 
 @pytest.fixture

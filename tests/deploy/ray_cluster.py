@@ -1,17 +1,19 @@
-"""Holds a local Ray cluster with a dashboard until its standard input ends. All ports are free ones.
+"""Holds a local Ray cluster with a dashboard until its standard input ends. It shares nothing with others here.
 
-(`ray.init` cannot be told the port of the dashboard's agent, without which no job is taken; two clusters on one machine
-would want the same.)
+All ports are free ones (`ray.init` cannot be told that of the dashboard's agent, without which no job is taken), and its
+files are its own: jobs are sent to the cluster that was started last in a directory, which may be another.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,9 +43,15 @@ def main() -> None:
     command = ["start", "--head", "--block", "--num-cpus=4", "--include-dashboard=true", f"--port={gcs}"]
     command += [f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"]
     command += [f"--dashboard-agent-grpc-port={agent_grpc}", f"--ray-client-server-port={client}"]
+    directory = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short, as the paths of sockets must be
     process = subprocess.Popen(
         [str(Path(sys.executable).with_name("ray")), *command],
-        env=os.environ | {"DASHBOARD_METRIC_PORT": str(metrics), "AUTOSCALER_METRIC_PORT": str(autoscaler)},
+        env=os.environ
+        | {
+            "RAY_TMPDIR": directory,
+            "DASHBOARD_METRIC_PORT": str(metrics),
+            "AUTOSCALER_METRIC_PORT": str(autoscaler),
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
@@ -59,6 +67,7 @@ def main() -> None:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from orchestrator.commands import end_jobs
 from tests.deploy.conftest import Jobs
 from tests.e2e.runs import REPO, journal, lines, until
 
+pytestmark = pytest.mark.timeout(600)  # of two runs each
 SAVED: dict[str, Any] = {"loop": {"num_rollout": 1}, "checkpoint": {"save_interval": 1}}
 HOOKS = """
 from state.errors import InvariantViolation

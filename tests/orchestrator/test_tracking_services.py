@@ -208,19 +208,20 @@ with ExitStack() as undo:
     raise_on_sigterm()
     for step in range(3):
         steps.log(step, {"reward/mean": step / 4})
-        if step == 1 and sys.argv[3] == "sigterm to all":  # the driver ends its step, its children end at once
+        if step == {"sigterm to all": 1, "sigterm after the last step": 2}.get(sys.argv[3]):  # the children end first
             children = psutil.Process().children(recursive=True)
             for child in children:
                 child.terminate()
             psutil.wait_procs(children, 20)
     if sys.argv[3] == "error":
         raise RuntimeError("as a failing worker would")
-    if sys.argv[3] == "sigterm to all":
+    if sys.argv[3].startswith("sigterm"):
         os.kill(os.getpid(), signal.SIGTERM)
 """
 
 
-@pytest.mark.parametrize("how", ["done", "error", "sigterm to all"])  # `ray job stop` signals the children too
+# `ray job stop` signals the driver's children too, W&B's process among them.
+@pytest.mark.parametrize("how", ["done", "error", "sigterm to all", "sigterm after the last step"])
 def test_the_last_step_is_there_however_the_run_ends(tmp_path: Path, how: str) -> None:
     with_flags(tmp_path)
     run_dir = tmp_path / "run"
