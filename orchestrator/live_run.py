@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
-from orchestrator import resuming
+from orchestrator import exporting, resuming
 from orchestrator.config import Config
 from orchestrator.continuity import Expected, confirm
 from orchestrator.engine_lanes import NoEngineServes
@@ -98,13 +99,7 @@ class LiveRun:
         checkpoints.write_data(directory, self._manager.data_state())
         checkpoints.write_probe(directory, probe.to_json())
         self._gang.save(quorum, str(directory))
-        marker = {
-            "run": self._config.run.name,
-            "iteration": rollout_id,
-            "incarnation": quorum.weights.incarnation,
-            "version": quorum.weights.version,
-            "digest": quorum.digest,
-            "tensors": {t.name: f"{t.value:016x}" for t in quorum.tensors},
+        marker = self._marker(quorum, rollout_id) | {
             "slots": _kept(quorum),
             "fingerprint": self._fingerprints,
             "layout": {
@@ -114,19 +109,19 @@ class LiveRun:
             },
         }
         checkpoints.commit(root, rollout_id, marker, self._config.checkpoint.keep, resuming.protected(self._config))
-        self._run_dir.journal.append(
-            "save",
-            publish_id=quorum.publish_id,
-            iteration=rollout_id,
-            incarnation=quorum.weights.incarnation,
-            version=quorum.weights.version,
-            digest=quorum.digest,
-            transitions=quorum.transitions,
-            summaries=quorum.summaries,
-            slots=_kept(quorum),
-            path=str(directory),
-        )
+        self._record_save(quorum, rollout_id, directory)
         self._metrics["perf/save_s"] = time.perf_counter() - began
+
+    def export(self, rollout_id: int) -> None:
+        self._wake()
+        began = time.perf_counter()
+        target = exporting.directory(self._config, rollout_id)
+        quorum = self._gang.agree(f"export-{self._run_dir.incarnation}-{rollout_id}")
+        partial = checkpoints.begin_export(target)
+        self._gang.export(quorum, str(partial))
+        checkpoints.commit_export(partial, target, self._marker(quorum, rollout_id))
+        self._record_save(quorum, rollout_id, target)
+        self._metrics["perf/export_s"] = time.perf_counter() - began
 
     def publish(self) -> None:
         """A publish that an engine died in is begun anew with the others: its group broke with it."""
@@ -171,6 +166,31 @@ class LiveRun:
         metrics = self._metrics | {"weights/version": rollout_id + 1, "perf/step_s": now - self._since}
         self._since, self._metrics = now, {}
         self._steps.log(rollout_id, metrics)
+
+    def _marker(self, quorum: Quorum, rollout_id: int) -> dict[str, Any]:
+        """What was written, in the words of those who swore to it."""
+        return {
+            "run": self._config.run.name,
+            "iteration": rollout_id,
+            "incarnation": quorum.weights.incarnation,
+            "version": quorum.weights.version,
+            "digest": quorum.digest,
+            "tensors": {t.name: f"{t.value:016x}" for t in quorum.tensors},
+        }
+
+    def _record_save(self, quorum: Quorum, rollout_id: int, path: Path) -> None:
+        self._run_dir.journal.append(
+            "save",
+            publish_id=quorum.publish_id,
+            iteration=rollout_id,
+            incarnation=quorum.weights.incarnation,
+            version=quorum.weights.version,
+            digest=quorum.digest,
+            transitions=quorum.transitions,
+            summaries=quorum.summaries,
+            slots=_kept(quorum),
+            path=str(path),
+        )
 
     def _rest(self) -> None:
         """Engines are about to compute: where that is asked for, trainers free what they do not need meanwhile."""

@@ -31,6 +31,9 @@ class Run(Protocol):
 
     def save(self, rollout_id: int) -> None: ...
 
+    def export(self, rollout_id: int) -> None:
+        """Write the actor as a Hugging Face directory."""
+
     def publish(self) -> None: ...
 
     def confirm_resume(self) -> None:
@@ -49,7 +52,7 @@ class Run(Protocol):
 def train_loop(run: Run, config: Config, start: int) -> None:
     """Rollouts `start` to `loop.num_rollout - 1`. Publishes first, evaluates before the first, saves after the last.
 
-    A rollout is reported before it is saved, so that what a checkpoint continues from has been reported; and saved
+    A rollout is reported and exported before it is saved, so that what a checkpoint continues from has been; and saved
     before it is evaluated, so that an evaluation costs no checkpoint. Asked to end, the run saves what it has trained.
     """
     end, ahead = config.loop.num_rollout, config.loop.mode == "async"
@@ -68,6 +71,8 @@ def train_loop(run: Run, config: Config, start: int) -> None:
             run.report(rollout_id)
             trained = rollout_id
             run.may_stop()
+            if _due(config.checkpoint.save_hf_interval, rollout_id, end):
+                run.export(rollout_id)
             if _due(config.checkpoint.save_interval, rollout_id, end):
                 if following:
                     run.wait(following)

@@ -71,6 +71,7 @@ def thrown_away(config: Config) -> Iterator[Problem]:
     given = (
         ("run.dir", config.run.dir),
         ("checkpoint.save", config.checkpoint.save),
+        ("checkpoint.save_hf", config.checkpoint.save_hf),
         ("checkpoint.load", config.checkpoint.load),
         ("ref.load", config.ref.load),
         ("teacher.load", config.teacher.load),

@@ -75,6 +75,10 @@ class TrainGroup:
         """Every rank writes its part of the agreed weights, the optimizer and random state under `path`."""
         self._all("save", lambda worker: worker.save.remote(quorum, path))
 
+    def export(self, quorum: Quorum, path: str) -> None:
+        """Every rank writes its part of the agreed weights as a Hugging Face directory `path`."""
+        self._all("export", lambda worker: worker.export.remote(quorum, path))
+
     def begin_publish(self, quorum: Quorum) -> None:
         """Every rank enters `publishing` and acknowledges; no engine has been touched before this returns."""
         self._all(

@@ -136,6 +136,25 @@ def begin_release(root: str | os.PathLike[str]) -> Path:
     return _begin(target)
 
 
+def begin_export(target: Path) -> Path:
+    """An empty, hidden directory beside `target`, which takes its place in `commit_export`.
+
+    An earlier export of ours is left until then. `CheckpointError` if somebody else wrote what stands there.
+    """
+    if target.exists():
+        _refuse_foreign(target)
+    return _begin(target.with_name(f".{target.name}.export"))
+
+
+def commit_export(partial: Path, target: Path, marker: Mapping[str, Any]) -> None:
+    """Let a whole export appear as `target`."""
+    _commit(partial, marker)
+    if target.exists():
+        _discard(target)
+    partial.rename(target)
+    _sync(target.parent)
+
+
 def commit(
     root: str | os.PathLike[str],
     iteration: int,

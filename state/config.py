@@ -54,6 +54,11 @@ class CheckpointConfig(Frozen):
     """Save after every so many rollouts, and after the last. Unset: never."""
     keep: int | None = Field(default=None, ge=1)
     """Newest checkpoints to keep. Unset: all."""
+    save_hf_interval: int | None = Field(default=None, ge=1)
+    """Export the actor as a Hugging Face directory after every so many rollouts, and after the last. Unset: never."""
+    save_hf: str | None = None
+    """Directory of an export; `{rollout_id}` in it is the rollout it was made after. Unset: `huggingface/{rollout_id}`
+    in the run directory."""
     load: str | None = None
     """Directory to continue from. Unset: `save`, so that the same command continues a run."""
     ckpt_step: int | None = Field(default=None, ge=0)

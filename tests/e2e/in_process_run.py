@@ -37,7 +37,7 @@ from workers.megatron.worker import MegatronRank
 from workers.rollout.embedded import EmbeddedEngine
 from workers.rollout.protocol import GenerateRequest, GenerateResult, mismatches
 from workers.weights.base import Sink
-from workers.weights.buckets import TensorSpec
+from workers.weights.buckets import TensorSpec, torch_dtype
 from workers.weights.manifest import Manifest
 from workers.weights.rendezvous import Rendezvous
 from workers.weights.send_plan import SendPlan, plan_send
@@ -77,6 +77,9 @@ class Gang:
     def save(self, quorum: Quorum, path: str) -> None:
         self.rank.save(quorum, path)
 
+    def export(self, quorum: Quorum, path: str) -> None:
+        self.rank.export(quorum, path)
+
     def sleep(self) -> None:
         self.rank.sleep()
 
@@ -93,7 +96,7 @@ class FromRank:
     def receive(self, plan: SendPlan, rendezvous: Rendezvous, sink: Sink) -> int:
         pieces = list(self._rank._weights.pieces())
         for spec in plan.tensors:
-            whole = torch.empty(spec.shape)
+            whole = torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
             for piece in pieces:
                 if piece.name == spec.name:
                     region = piece.region

@@ -70,6 +70,9 @@ class MegatronWorker:
     def save(self, quorum: Quorum, path: str) -> None:
         self._rank.save(quorum, path)
 
+    def export(self, quorum: Quorum, path: str) -> None:
+        self._rank.export(quorum, path)
+
     def sleep(self) -> None:
         self._rank.sleep()
 

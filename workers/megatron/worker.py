@@ -32,6 +32,7 @@ from workers.megatron.convert import HUGGINGFACE
 from workers.megatron.cpu import Device, redirect
 from workers.megatron.experience import assemble, placeholders
 from workers.megatron.forward import train_step
+from workers.megatron.hf_export import export_weights
 from workers.megatron.hf_layout import GptWeights
 from workers.megatron.loss import TrainSample
 from workers.megatron.model import build, load_hf_config
@@ -247,6 +248,22 @@ class MegatronRank:
                 describe = Path(path) / HUGGINGFACE
                 files_from = model.tokenizer or model.hf_checkpoint
                 hf_io.describe(self._weights.hf_config, model.dtype, describe, files_from=files_from)
+
+    def export(self, quorum: Quorum, path: str) -> None:
+        """Write this rank's part of a Hugging Face directory to `path`."""
+        spec = self._spec
+        with redirect(self._device), self._slots.saving(quorum) as permit:
+            export_weights(
+                self._weights,
+                Path(path),
+                permit=permit,
+                rank=spec.worker.rank,
+                file_bytes=spec.weights.bucket_bytes,
+                timeout_s=spec.weights.timeout_s,
+            )
+            if spec.worker.rank == 0:
+                files_from = spec.model.tokenizer or spec.model.hf_checkpoint
+                hf_io.describe(self._weights.hf_config, spec.model.dtype, path, files_from=files_from)
 
     # ---- resting ---------------------------------------------------------------------------------------------
 
