@@ -1,6 +1,6 @@
 """Holds a local Ray cluster with a dashboard until its standard input ends. It shares nothing with others here.
 
-All ports are free ones (`ray.init` cannot be told that of the dashboard's agent, without which no job is taken), and its
+All ports are free ones (`ray.init` cannot be told that of the dashboard's agent, without which no job is taken); its
 files are its own: jobs are sent to the cluster that was started last in a directory, which may be another.
 """
 
