@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 from hypothesis import given
@@ -212,6 +212,14 @@ def test_the_actors_step_does_not_reach_another_slot_nor_the_other_way_round(ste
     assert (actor.iteration, ref.iteration) == (step, 4)
     ref = plan_slot_load("/ckpt", step, shared, "raw", "ref")
     assert (plan_resume(ASK, shared).iteration, ref.iteration) == (4, step)
+
+
+def test_what_a_load_needs_cannot_be_changed() -> None:
+    """So there is nothing to put back when a load raises."""
+    for frozen in (plan_slot_load("/ckpt", 3, there("4", (0, 3, 4)), "raw", "ref"), ASK):
+        for field in fields(frozen):
+            with pytest.raises(FrozenInstanceError):
+                setattr(frozen, field.name, None)
 
 
 def test_a_slot_loads_what_is_named_or_nothing() -> None:
