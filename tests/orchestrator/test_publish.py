@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ class Stage:
 
     def receive(self, plan: Any, rendezvous: Any) -> str:
         self._did("receive")
+        self.rendezvous = rendezvous
         return "receiving"
 
     def prove(self, manifest: Manifest) -> Mapping[str, Sequence[str]]:
@@ -112,6 +114,17 @@ def publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Stag
 
 def entries(publisher: Publisher) -> list[dict[str, Any]]:
     return [entry for entry in publisher.journal.recent() if entry["kind"] == "publish"]
+
+
+def test_every_process_of_an_engine_is_a_member_of_the_groups_that_leaders_broadcast_to(
+    publisher: Callable[[Stage], Publisher],
+) -> None:
+    one, two = Stage(), Stage()
+    publisher(one).publish("publish-1-1")
+    replace(publisher(two), engine_processes=2).publish("publish-1-1")
+    engines = tuple(one._verdict)
+    assert one.rendezvous.engines == engines
+    assert two.rendezvous.engines == tuple(f"{engine}/tp{rank}" for engine in engines for rank in (0, 1))
 
 
 def test_everything_in_its_order(publisher: Callable[[Stage], Publisher]) -> None:
