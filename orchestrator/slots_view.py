@@ -17,10 +17,11 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -30,20 +31,8 @@ from orchestrator.options import ConfigError, Problem
 ASK_TIMEOUT_S = 1.5
 View = Mapping[str, Any]
 
-_WORKER_COLUMNS = (
-    "worker",
-    "role",
-    "rank",
-    "slot",
-    "state",
-    "version",
-    "incarnation",
-    "digest",
-    "tier",
-    "since",
-    "last_transition",
-)
-_ENGINE_COLUMNS = ("engine", "state", "version", "behind_by")
+_WORKER_COLUMNS = ("rank", "slot", "state", "version", "digest", "tier", "since", "last")
+_ENGINE_COLUMNS = ("engine", "state", "version", "behind by", "reason")
 
 
 def find_run(named: str | None) -> Path:
@@ -74,18 +63,67 @@ def read(run_dir: Path) -> View:
 
 def render(view: View, now: float) -> RenderableType:
     """Tables of workers and engines; `now` is a wall time in seconds, against which `since` is shown."""
-    head = f"{view['run']} ({'live' if view['source'] == 'live' else 'from the journals: the run does not answer'})"
-    workers = Table(title="training workers", title_justify="left")
-    for column in _WORKER_COLUMNS:
-        workers.add_column(column, no_wrap=column in ("worker", "slot", "state"))
-    for row in sorted(view["workers"], key=lambda row: (row["role"], row["rank"])):
-        workers.add_row(*(_cell(column, row.get(column), now) for column in _WORKER_COLUMNS))
-    engines = Table(title="rollout engines", title_justify="left")
-    for column in _ENGINE_COLUMNS:
-        engines.add_column(column)
-    for row in sorted(view["engines"], key=lambda row: str(row["engine"])):
-        engines.add_row(*(_cell(column, row.get(column), now) for column in _ENGINE_COLUMNS))
-    return Group(Text(head), workers, engines)
+    how = "live" if view["source"] == "live" else "from the journals: the run does not answer"
+    rows = sorted(view["workers"], key=lambda row: (row["role"], row["rank"]))
+    workers = _table(_WORKER_COLUMNS, (_worker(row, now) for row in rows))
+    troubles = [Text(f"{_rank(row)}: {row['detail']}", style="red") for row in rows if row.get("detail")]
+    engines = sorted(view["engines"], key=lambda row: str(row["engine"]))
+    return Group(
+        Text.assemble((str(view["run"]), "bold"), f"  {how}\n"),
+        workers,
+        *troubles,
+        Text(),
+        _table(_ENGINE_COLUMNS, map(_engine, engines)),
+    )
+
+
+def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Text]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(column, no_wrap=column != "reason")
+    for row in rows:
+        table.add_row(*(row[column] for column in columns))
+    return table
+
+
+def _worker(row: View, now: float) -> Mapping[str, Text]:
+    since = row.get("since")
+    return {
+        "rank": Text(_rank(row)),
+        "slot": _text(row.get("slot")),
+        "state": Text(str(row["state"]).split(".")[0], style=_style(str(row["state"]))),
+        "version": _weights(row),
+        "digest": _text(row.get("digest"), most=12),
+        "tier": _text(row.get("tier")),
+        "since": _text(None if since is None else _ago(now - float(since))),
+        "last": _text(row.get("last_transition")),
+    }
+
+
+def _engine(row: View) -> Mapping[str, Text]:
+    behind_by = row.get("behind_by")
+    return {
+        "engine": Text("/".join(str(row["engine"]).split("/")[-2:])),
+        "state": Text(str(row["state"]), style=_style(str(row["state"]))),
+        "version": _weights(row),
+        "behind by": Text(str(behind_by), style="yellow") if behind_by else _text(behind_by),
+        "reason": _text(row.get("reason")),
+    }
+
+
+def _rank(row: View) -> str:
+    return f"{row['role']}/{row['rank']}"
+
+
+def _weights(row: View) -> Text:
+    """`INCARNATION.VERSION`."""
+    if row.get("version") is None or row.get("incarnation") is None:
+        return _text(row.get("version"))
+    return Text(f"{row['incarnation']}.{row['version']}")
+
+
+def _text(value: Any, most: int | None = None) -> Text:
+    return Text("-", style="dim") if value is None else Text(str(value)[:most])
 
 
 def watch(read_view: Callable[[], View], interval_s: float) -> Iterator[View]:
@@ -113,22 +151,6 @@ def _ask(inspector: Path) -> View | None:
     return view if isinstance(view, dict) else None
 
 
-def _cell(column: str, value: Any, now: float) -> Text:
-    if value is None:
-        return Text("-", style="dim")
-    match column:
-        case "since":
-            return Text(_ago(now - float(value)))
-        case "digest":
-            return Text(str(value)[:12])
-        case "state":
-            return Text(str(value), style=_style(str(value)))
-        case "behind_by" if value:
-            return Text(str(value), style="yellow")
-        case _:
-            return Text(str(value))
-
-
 def _style(state: str) -> str:
     if state.lower() in ("poisoned", "dead"):
         return "bold red"
@@ -139,5 +161,5 @@ def _style(state: str) -> str:
 
 def _ago(seconds: float) -> str:
     if seconds < 60:
-        return f"{max(0.0, seconds):.1f} s ago"
-    return f"{seconds / 60:.0f} min ago" if seconds < 3600 else f"{seconds / 3600:.1f} h ago"
+        return f"{max(0.0, seconds):.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"

@@ -97,10 +97,18 @@ def serving(engines: Sequence[Row], newest: Row | None) -> dict[str, Any]:
 
 
 def metrics(history: History) -> dict[str, Any]:
-    """Columns of the headline metrics, at the wall times at which the driver was done with each step."""
-    steps = sorted(step for step in history.metrics if step in history.trained)
-    columns = {name: [history.metrics[step][name] for step in steps] for name in HEADLINE}
-    return {"steps": steps, "times": [history.trained[step] for step in steps], "values": columns}
+    """Columns of the headline metrics, at the wall times at which the driver was done with each step.
+
+    A start of the driver between two steps is a row of nulls: no line goes across it.
+    """
+    done: list[tuple[float, int | None]] = [
+        (history.trained[step], step) for step in history.metrics.keys() & history.trained
+    ]
+    done.sort()
+    breaks: list[tuple[float, int | None]] = [(start.at, None) for start in history.starts]
+    rows = sorted([*done, *(b for b in breaks if done and done[0][0] < b[0] < done[-1][0])], key=lambda row: row[0])
+    columns = {name: [None if step is None else history.metrics[step][name] for _, step in rows] for name in HEADLINE}
+    return {"steps": [step for _, step in rows], "times": [at for at, _ in rows], "values": columns}
 
 
 def marks(history: History, window: Window) -> list[dict[str, Any]]:

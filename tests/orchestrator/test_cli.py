@@ -428,14 +428,28 @@ def test_slots_without_any_run_says_where_it_looked(config: str, capsys: pytest.
 
 
 def test_the_table_shows_every_rank_in_order_and_every_engine() -> None:
+    text = shown(VIEW)
+    assert text.index("actor/0") < text.index("actor/1")
+    for word in ("resident", "ref", "1.3", "10.0 s", "0123456789ab", "switched", "engine/0", "STALE", "live"):
+        assert word in text
+
+
+def test_the_table_fits_a_terminal_of_80_columns_and_says_what_is_wrong() -> None:
+    view = json.loads(json.dumps(VIEW))
+    view["workers"][0] |= {"rank": 511, "tier": "device", "slot": "old_actor", "since": -9000.0}
+    view["workers"][1] |= {"state": "poisoned", "detail": "while switching: it broke"}
+    text = shown(view)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "actor/0: while switching: it broke" in text
+
+
+def shown(view: Any) -> str:
     from rich.console import Console
 
-    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115 (closed with the process)
-    console.print(slots_view.render(VIEW, now=100.0))
-    text = console.export_text()
-    assert text.index("test/actor/0") < text.index("test/actor/1")
-    for word in ("resident.ref", "10.0 s ago", "0123456789ab", "switched", "engine/0", "STALE", "live"):
-        assert word in text
+    console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115 (closed with the process)
+    console.print(slots_view.render(view, now=100.0))
+    return console.export_text()
 
 
 def test_audit_ends_with_four_when_an_invariant_was_violated(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -175,8 +175,10 @@ def test_a_run_without_an_end_runs_where_its_driver_does(tmp_path: Path, pid: in
 def test_metrics_stand_at_the_time_their_step_was_trained(troubled: Path) -> None:
     history = history_of(troubled)
     told = telling.metrics(history)
-    assert told["steps"] == list(range(8))
-    assert told["times"] == [history.trained[step] for step in range(8)]
+    # A row of nothing where the second incarnation began: no line is drawn across it.
+    assert told["steps"] == [0, 1, 2, 3, None, 4, 5, 6, 7]
+    assert told["times"] == [history.starts[1].at if step is None else history.trained[step] for step in told["steps"]]
+    assert [column[4] for column in told["values"].values()] == [None] * 4
     assert set(told["values"]) == {"reward/mean", "train/kl_loss", "train/grad_norm", "perf/step_s"}
 
 

@@ -18,7 +18,7 @@ export class Metrics {
     this.data = data;
     this.#build(view);
     this.box.hidden = data.steps.length === 0;
-    this.box.ariaLabel = `Metrics of ${data.steps.length} steps on the same time axis. Newest: ` +
+    this.box.ariaLabel = `Metrics of ${data.steps.filter((step) => step !== null).length} steps on the same time axis. Newest: ` +
       this.charts.map(({ name }) => `${NAMES[name]} ${number(data.values[name].at(-1))}`).join(", ");
     this.charts.forEach(({ name, plot }) => plot.setData([data.times, data.values[name]]));
     this.point(null);
@@ -36,7 +36,7 @@ export class Metrics {
   point(time) {
     const { steps, times, values } = this.data;
     let at = times.length - 1;
-    while (time !== null && at >= 0 && times[at] > time) at -= 1;
+    while (at >= 0 && (steps[at] === null || (time !== null && times[at] > time))) at -= 1;
     for (const { name, caption } of this.charts) {
       caption.replaceChildren(NAMES[name], bold(number(values[name][at])), at < 0 ? "" : `step ${steps[at]}`);
     }
