@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 MASK64 = (1 << 64) - 1
-_CHUNK_ELEMENTS = 1 << 20
+_CPU_CHUNK, _DEVICE_CHUNK = 1 << 16, 1 << 25
+"""Elements hashed at once: what a CPU's caches hold with all temporaries, and what keeps a GPU busy."""
 _RAW_BITS = {1: (torch.uint8, 0xFF), 2: (torch.int16, 0xFFFF), 4: (torch.int32, 0xFFFFFFFF), 8: (torch.int64, -1)}
 
 
@@ -135,24 +136,32 @@ def raw_bits(tensor: Tensor) -> Tensor:
 
 def digest_region(tensor: Tensor, region: Region) -> int:
     """The contribution of `tensor`, which is `region` of a full tensor, to that tensor's digest; in [0, 2^64)."""
+    return int(_weighted_sum(tensor, region).item()) & MASK64
+
+
+def _weighted_sum(tensor: Tensor, region: Region) -> Tensor:
+    """The same as an int64 scalar that stays on the tensor's device: nothing waits for it."""
     if tuple(tensor.shape) != region.shape:
         raise ValueError(f"tensor of shape {tuple(tensor.shape)} is not {region}")
+    tensor, device = tensor.detach(), tensor.device
+    total = torch.zeros((), dtype=torch.int64, device=device)
     if region.numel == 0:
-        return 0
+        return total
     if not region.shape:
-        return _sum(raw_bits(tensor.detach().reshape(1)) * mix(torch.zeros(1, dtype=torch.int64, device=tensor.device)))
+        return total + (raw_bits(tensor.reshape(1)) * mix(torch.zeros(1, dtype=torch.int64, device=device))).sum()
     strides = [math.prod(region.full_shape[d + 1 :]) for d in range(len(region.full_shape))]
     row = math.prod(region.shape[1:])
-    inner = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    inner = torch.zeros((), dtype=torch.int64, device=device)
     for dim in range(1, len(region.shape)):
-        inner = inner.unsqueeze(-1) + _positions(region, dim, strides[dim], tensor.device)
+        inner = inner.unsqueeze(-1) + _positions(region, dim, strides[dim], device)
     inner = inner.reshape(1, row)
-    total, rows_at_once = 0, max(1, _CHUNK_ELEMENTS // max(1, row))
-    outer = _positions(region, 0, strides[0], tensor.device).unsqueeze(-1)
+    chunk = _CPU_CHUNK if device.type == "cpu" else _DEVICE_CHUNK
+    rows_at_once = max(1, chunk // max(1, row))
+    outer = _positions(region, 0, strides[0], device).unsqueeze(-1)
     for start in range(0, region.shape[0], rows_at_once):
-        rows = tensor.detach()[start : start + rows_at_once].reshape(-1, row)
-        total += _sum(raw_bits(rows) * mix(outer[start : start + rows_at_once] + inner))
-    return total & MASK64
+        rows = tensor[start : start + rows_at_once].reshape(-1, row)
+        total += (raw_bits(rows) * mix(outer[start : start + rows_at_once] + inner)).sum()
+    return total
 
 
 def _positions(region: Region, dim: int, stride: int, device: torch.device) -> Tensor:
@@ -160,14 +169,15 @@ def _positions(region: Region, dim: int, stride: int, device: torch.device) -> T
     return torch.arange(start, start + size, dtype=torch.int64, device=device) * stride
 
 
-def _sum(products: Tensor) -> int:
-    return int(products.sum().item()) & MASK64
-
-
 def digest_pieces(pieces: Iterable[Piece]) -> ShardDigest:
     """Hash every piece where it stands."""
+    held = list(pieces)
+    sums = [_weighted_sum(piece.tensor, piece.region) for piece in held]
+    # One wait for the device, not one for each piece.
+    values = torch.stack(sums).tolist() if sums else []
     return ShardDigest.of(
-        PieceDigest(p.name, dtype_name(p.tensor.dtype), p.region, digest_region(p.tensor, p.region)) for p in pieces
+        PieceDigest(piece.name, dtype_name(piece.tensor.dtype), piece.region, value & MASK64)
+        for piece, value in zip(held, values, strict=True)
     )
 
 

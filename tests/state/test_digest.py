@@ -77,7 +77,7 @@ def test_shards_add_up_to_the_whole(rows: int, columns: int, seed: int, data: st
 def test_a_tensor_larger_than_one_chunk_is_hashed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = random_tensor((7, 5), torch.float32, 0)
     at_once = digest_tensor("w", whole)
-    monkeypatch.setattr("state.digest._CHUNK_ELEMENTS", 11)
+    monkeypatch.setattr("state.digest._CPU_CHUNK", 11)
     assert digest_tensor("w", whole) == at_once
 
 
