@@ -367,5 +367,6 @@ def _read_json(path: Path) -> Any:
 def _read_object(path: Path) -> dict[str, Any]:
     value = _read_json(path)
     if not isinstance(value, dict):
-        raise ResumeError(f"{path} is missing or not whole")
+        held = f"holds {path.stat().st_size} bytes that are no JSON object" if path.is_file() else "is missing"
+        raise ResumeError(f"{path} {held}; another iteration can be named with ckpt_step")
     return value

@@ -101,3 +101,10 @@ SABOTAGES: dict[str, Callable[[WorkerSpec], WorkerSpec]] = {
 
 def evaluated_only(place: Place, root: Path, changes: dict[str, Any]) -> Outcome:
     return go(root, changes)
+
+
+def from_weights_alone(place: Place, root: Path, changes: dict[str, Any]) -> tuple[Outcome, Outcome]:
+    """A run that saves, and one of the same length that starts from its weights."""
+    first = go(root / "first", changes)
+    alone = {"load": str(root / "first" / "checkpoints"), "weights_only": True}
+    return first, go(root / "second", merged(changes, {"checkpoint": alone}))

@@ -19,7 +19,7 @@ def test_a_run_of_no_rollouts_is_one_evaluation(tmp_path: Path) -> None:
             "sampling": {"temperature": 0.0, "max_response_len": 4},
         },
     }
-    (did,) = run_gang("tests.e2e.resume_jobs:evaluated_only", 1, (tmp_path, changes), time_limit_s=120.0)
+    (did,) = run_gang("tests.e2e.resume_jobs:evaluated_only", 1, (tmp_path, changes), time_limit_s=240.0)
     (evaluation,) = lines(tmp_path / "eval.jsonl")
     assert (evaluation["step"], evaluation["eval/version"], evaluation["eval/failed"]) == (0, 0, 0)
     assert did.trained == []

@@ -55,7 +55,7 @@ def test_asked_to_end_by_sigterm_it_saves_first_and_the_same_command_continues(p
     family = descendants(process.pid)
     process.send_signal(signal.SIGTERM)
 
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=150)
 
     assert process.returncode == 130, output
     until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=15)
