@@ -19,8 +19,6 @@ def sglang(config: Config) -> Iterator[Problem]:
         if section:
             yield Problem(SECTION, f"is set, but rollout.engine is {engine}; set that to sglang, or leave this out")
         return
-    if config.weights.transport == "ipc":
-        yield Problem("weights.transport", "SGLang engines do not take ipc; use distributed or disk")
     yield from _ours(config)
     yield from _sizes(config)
 
@@ -62,6 +60,10 @@ def _sizes(config: Config) -> Iterator[Problem]:
     if not isinstance(tp_size, int) or tp_size < 1:
         yield Problem(f"{SECTION}.tp_size", f"given {tp_size!r}; expected a whole number of processes, at least 1")
         return
+    if tp_size > 1 and config.weights.transport == "ipc":
+        yield Problem(
+            "weights.transport", f"ipc reaches engines of one process, not of {tp_size}; use distributed or disk"
+        )
     gpus = config.rollout.gpus_per_engine
     if gpus and gpus != tp_size and not (tp_size == 1 and gpus < 1):
         yield Problem(

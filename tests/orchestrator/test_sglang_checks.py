@@ -103,8 +103,13 @@ def test_every_process_of_an_engine_on_gpus_has_one(tmp_path: Path, pythonpath: 
     assert "has 2 processes" in said(tmp_path, pythonpath, *gpus)["rollout.gpus_per_engine"]
 
 
-def test_only_transports_that_a_server_takes_part_in_are_accepted(tmp_path: Path, pythonpath: str) -> None:
-    assert "use distributed or disk" in said(tmp_path, pythonpath, "--weights.transport", "ipc")["weights.transport"]
+def test_shared_memory_reaches_engines_of_one_process_alone(tmp_path: Path, pythonpath: str) -> None:
+    ipc = ("--weights.transport", "ipc")
+    assert said(tmp_path, pythonpath, *ipc) == {}
+    assert (
+        "use distributed or disk"
+        in said(tmp_path, pythonpath, *ipc, "--rollout.sglang.tp_size", "2")["weights.transport"]
+    )
 
 
 def test_weights_of_every_model_that_is_trained_can_be_proven_in_a_server() -> None:

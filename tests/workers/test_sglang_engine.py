@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,10 +16,14 @@ from state.slots import WeightId
 from tests.workers.engine_stage import ENGINE, LOOPBACK, QWEN3, TIMEOUT_S, Stage, reference, sglang_stage, tensors_of
 from tests.workers.test_engine_contract import furthest, requests
 from workers.config import SamplingConfig
+from workers.rollout import sglang_ipc
 from workers.rollout.protocol import EngineDied, EngineRefused, mismatches
 from workers.rollout.sglang_disk import SglangFromDisk
-from workers.weights.base import TransportError
+from workers.rollout.sglang_ipc import SglangFromMemory
+from workers.weights.base import Sender, TransportError
+from workers.weights.buckets import TensorSpec
 from workers.weights.disk import DiskSender
+from workers.weights.ipc import IpcSender
 
 pytestmark = pytest.mark.sglang
 PROMPT = tuple(itertools.islice(itertools.cycle(range(2, 16)), 60))
@@ -54,14 +59,14 @@ def test_proven_weights_with_a_cache_of_the_former_ones_generate_wrongly_and_a_p
 def test_an_update_that_the_server_rejects_ends_with_its_words_and_the_next_one_works(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tensors = tensors_of(reference())
-    stage.sender.close()
+    """The bytes arrive, but the server is told of another shape than its model has."""
+    tensors, transfer = tensors_of(reference()), stage.engine._transfer
     manifest = stage.begin(tensors)
     with monkeypatch.context() as patch:
-        transfer = stage.engine._transfer
-        patch.setattr(transfer, "_join", lambda endpoint, _: transfer._groups.update({endpoint: "no such group"}))
-        patch.setattr(stage.sender, "send", lambda *args: 0)
-        with pytest.raises(TransportError, match=r"run/engine/0: .*no such group not in"):
+        load = transfer._load
+        patch.setattr(stage, "bucket_bytes", 1 << 30)
+        patch.setattr(transfer, "_load", lambda specs, group: load([misshaped(s) for s in specs], group))
+        with pytest.raises(TransportError, match=r"run/engine/0: /update_weights_from_distributed: .*Failed to update"):
             stage.transfer(manifest, tensors)
     stage.engine.abort("rejected")
     assert stage.engine.view().weights is None
@@ -69,17 +74,43 @@ def test_an_update_that_the_server_rejects_ends_with_its_words_and_the_next_one_
     stage.publish(tensors)
 
 
-def test_weights_that_travel_over_files_are_proven_too(stage: Stage, tmp_path: Path) -> None:
-    model, over_files = reference(seed=9), DiskSender(0, host=LOOPBACK, directory=str(tmp_path), timeout_s=TIMEOUT_S)
-    reader = SglangFromDisk(ENGINE, stage.engine._server.client, tp_size=1, timeout_s=TIMEOUT_S)
+def misshaped(spec: TensorSpec) -> TensorSpec:
+    return replace(spec, shape=(4, 8)) if spec.name == "model.norm.weight" else spec
+
+
+def publish_over(stage: Stage, sender: Sender, transfer: object) -> None:
+    model = reference(seed=9)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage, "sender", over_files)
-        patch.setattr(stage.engine, "_transfer", reader)
+        patch.setattr(stage, "sender", sender)
+        patch.setattr(stage.engine, "_transfer", transfer)
         weights = stage.publish(tensors_of(model))
         (result,) = stage.engine.generate(requests(PROMPT), FEW, weights)
     assert furthest(model, PROMPT, result) < 1e-4
+    stage.publish(tensors_of(reference()))
+
+
+def test_weights_that_travel_over_files_are_proven_too(stage: Stage, tmp_path: Path) -> None:
+    sender = DiskSender(0, host=LOOPBACK, directory=str(tmp_path), timeout_s=TIMEOUT_S)
+    client = stage.engine._server.client
+    publish_over(stage, sender, SglangFromDisk(ENGINE, client, tp_size=1, timeout_s=TIMEOUT_S))
     assert list(tmp_path.iterdir()) == []
-    stage.publish(tensors_of(model))
+
+
+def test_weights_in_shared_memory_are_proven_too_and_a_rejected_bucket_does_not_hold_up_the_leader(
+    stage: Stage,
+) -> None:
+    sender = IpcSender(0, host=LOOPBACK, device="cpu", timeout_s=TIMEOUT_S)
+    reader = SglangFromMemory(ENGINE, stage.engine._server.client, timeout_s=TIMEOUT_S)
+    publish_over(stage, sender, reader)
+    tensors = tensors_of(reference())
+    manifest = stage.begin(tensors)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage, "sender", sender)
+        patch.setattr(stage.engine, "_transfer", reader)
+        patch.setattr(sglang_ipc, "load_action", lambda buffer, tensors: "slotwise.load {}")
+        with pytest.raises(TransportError, match="run/engine/0: /weights_checker: 'buffer'"):
+            stage.transfer(manifest, tensors)
+    stage.publish(tensors)
 
 
 def test_the_server_says_which_version_it_serves(stage: Stage) -> None:

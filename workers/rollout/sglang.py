@@ -27,6 +27,7 @@ from workers.rollout.protocol import (
 )
 from workers.rollout.sglang_client import ServerRefused, ServerSilent, SglangClient
 from workers.rollout.sglang_disk import SglangFromDisk
+from workers.rollout.sglang_ipc import SglangFromMemory
 from workers.rollout.sglang_options import MODELS, SglangOptions
 from workers.rollout.sglang_proof import compose
 from workers.rollout.sglang_server import ServerSpec, SglangServer
@@ -190,14 +191,14 @@ class SglangEngine:
 
 def _transfer(
     weights: WeightsConfig, engine_id: str, client: SglangClient, device: Device, tp_size: int
-) -> SglangTransfer | SglangFromDisk:
+) -> SglangTransfer | SglangFromDisk | SglangFromMemory:
     match weights.transport:
         case "distributed":
             return SglangTransfer(engine_id, client, device=device, tp_size=tp_size, timeout_s=weights.timeout_s)
         case "disk":
             return SglangFromDisk(engine_id, client, tp_size=tp_size, timeout_s=weights.timeout_s)
         case "ipc":
-            raise ValueError(f"{engine_id} takes no ipc; set weights.transport to distributed or disk")
+            return SglangFromMemory(engine_id, client, timeout_s=weights.timeout_s)
 
 
 def describe(model: ModelConfig) -> str:

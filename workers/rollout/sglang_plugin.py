@@ -3,6 +3,7 @@
 Hooks in every scheduler process:
 
 - `WeightChecker.handle`: the action `slotwise.digest` hashes the tensors that the model holds, where they stand;
+  `slotwise.load` with a bucket in shared memory hands its tensors to the model's own loader;
 - `SamplingBatchInfo.from_schedule_batch`: each request's own seed counts, also where the server is not run in its
   deterministic mode (which few attention backends offer);
 - `multinomial_with_seed`: drawing by seed on a CPU, where SGLang's own needs a kernel that is not in its wheel.
@@ -12,7 +13,9 @@ Runs in the server's Python, which may be another than ours: imports torch, SGLa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -22,8 +25,10 @@ from torch import Tensor, nn
 from state.digest import PieceDigest, digest_pieces
 from workers.rollout.noise import gumbel_noise
 from workers.rollout.sglang_layout import Shape, pieces
+from workers.weights.shared_memory import import_buffer
 
 ACTION = "slotwise.digest"
+LOAD = "slotwise.load"
 ENTRY_POINTS = "[sglang.srt.plugins]\nslotwise = workers.rollout.sglang_plugin:register\n"
 
 
@@ -40,17 +45,43 @@ def register() -> None:
 
 def _handle(original: Callable[..., Any], checker: Any, *args: Any, **kwargs: Any) -> Any:
     """The answer has the fields that the server wants of a checksum: piece -> digest, and who computed them."""
-    if (args[0] if args else kwargs["action"]) != ACTION:
+    action, _, bucket = (args[0] if args else kwargs["action"]).partition(" ")
+    if action not in (ACTION, LOAD):
         return original(checker, *args, **kwargs)
     who = checker._parallelism_info(**{key: kwargs[key] for key in ("role",) if key in kwargs})
     model = checker._get_model()
     with torch.no_grad():
-        digest = digest_pieces(pieces(held_by(model), shape_of(model, who.tp_rank, who.tp_size)))
+        if action == LOAD:
+            _load(model, json.loads(bucket))
+            found = []
+        else:
+            found = pieces(held_by(model), shape_of(model, who.tp_rank, who.tp_size))
+        digest = digest_pieces(found)
     return {
         "checksums": {write_piece(p): f"{p.value:016x}" for p in digest.pieces},
         "per_gpu_checksum": digest.summary,
         "parallelism_info": who.model_dump(),
     }
+
+
+def load_action(buffer: str, tensors: Sequence[tuple[str, str, int, Sequence[int]]]) -> str:
+    """Tensors (name, dtype, byte of the buffer, shape) in the shared memory that the handle `buffer` opens."""
+    return f"{LOAD} {json.dumps({'buffer': buffer, 'tensors': tensors})}"
+
+
+def _load(model: Any, bucket: Mapping[str, Any]) -> None:
+    """The memory is used again for the next bucket: everything is copied when this returns."""
+    buffer = import_buffer(bucket["buffer"])
+
+    def named() -> Iterator[tuple[str, Tensor]]:
+        for name, kind, start, shape in bucket["tensors"]:
+            dtype: torch.dtype = getattr(torch, kind)
+            flat = buffer[start : start + math.prod(shape) * dtype.itemsize]
+            yield name, flat.view(dtype).view(shape)
+
+    model.load_weights(named())
+    if buffer.is_cuda:
+        torch.cuda.synchronize()
 
 
 def write_piece(piece: PieceDigest) -> str:

@@ -30,6 +30,8 @@ _CARRIED = (
     "workers/rollout/sglang_layout.py",
     "workers/rollout/sglang_plugin.py",
     "workers/rollout/sglang_launch.py",
+    "workers/weights/__init__.py",
+    "workers/weights/shared_memory.py",
 )
 """What the server's Python imports of ours, copied to a folder of its own: that Python may have other packages."""
 _PORTS_EACH = 2

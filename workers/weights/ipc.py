@@ -7,26 +7,24 @@ travels through it are handles made of plain values, never pickles.
 
 from __future__ import annotations
 
-import base64
-import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, UntypedStorage
+from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroup, TCPStore
 
 from state.gang import ActorPermit
 from state.store import LiveWeights
 from workers.weights.assembly import Assembly
 from workers.weights.base import Sink, TransportError
-from workers.weights.buckets import views
+from workers.weights.buckets import Bucket, views
 from workers.weights.process_group import Device, connect, listen
 from workers.weights.rendezvous import Endpoint, Rendezvous
 from workers.weights.send_plan import SendPlan, Stream
+from workers.weights.shared_memory import allocate, export_buffer, import_buffer, size_of
 
 
 class IpcSender:
@@ -71,10 +69,8 @@ class IpcSender:
         if self._server is None or self._endpoint is None:
             raise TransportError(f"trainer rank {self._rank} leads a stream but was never asked to listen")
         store, largest = PrefixStore(self._endpoint.token, self._server), _largest(stream)
-        buffer = torch.zeros(largest, dtype=torch.uint8, device=self._device)
-        if self._device == "cpu":
-            buffer = torch.empty(0, dtype=torch.uint8).set_(UntypedStorage._new_using_filename_cpu(largest))
-        store.set("buffer", _export(buffer))
+        buffer = allocate(largest, self._device)
+        store.set("buffer", export_buffer(buffer))
         for number, bucket in enumerate(stream.buckets):
             permit.require("publish")
             assembly.fill(stream, bucket, buffer)
@@ -114,15 +110,10 @@ class IpcReceiver:
         return
 
     def _take(self, stream: Stream, endpoint: Endpoint, sink: Sink, problems: list[Exception]) -> None:
-        store = PrefixStore(endpoint.token, connect(endpoint, self._timeout_s, self._engine_id))
-        leader = f"trainer rank {endpoint.leader}"
-        self._wait(store, "buffer", f"{leader} to share its buffer")
-        buffer = _import(store.get("buffer"))
-        if buffer.numel() < _largest(stream):
-            raise TransportError(f"{leader} shares {buffer.numel()} bytes, the plan needs {_largest(stream)}")
-        for number, bucket in enumerate(stream.buckets):
-            self._wait(store, f"{number}/ready", f"bucket {number + 1} of {len(stream.buckets)} of {leader}")
-            for spec, tensor in views(bucket, buffer):
+        opened: Tensor | None = None
+        for buffer, bucket in shared_buckets(stream, endpoint, self._engine_id, timeout_s=self._timeout_s):
+            opened = import_buffer(buffer) if opened is None else opened
+            for spec, tensor in views(bucket, opened):
                 if problems:
                     break
                 try:
@@ -130,13 +121,30 @@ class IpcReceiver:
                 except Exception as error:
                     problems.append(error)
             _finish_device(self._device)
-            store.set(f"{number}/{self._engine_id}", "")
 
-    def _wait(self, store: PrefixStore, key: str, what: str) -> None:
+
+def shared_buckets(
+    stream: Stream, endpoint: Endpoint, engine_id: str, *, timeout_s: float
+) -> Iterator[tuple[str, Bucket]]:
+    """Each bucket of one leader when it is there, with the handle of the buffer that it is in. Asking for the next
+    tells the leader that this one was taken."""
+    store = PrefixStore(endpoint.token, connect(endpoint, timeout_s, engine_id))
+    leader = f"trainer rank {endpoint.leader}"
+
+    def wait(key: str, what: str) -> None:
         try:
-            store.wait([key], timedelta(seconds=self._timeout_s))
+            store.wait([key], timedelta(seconds=timeout_s))
         except dist.DistError as error:
-            raise TransportError(f"{self._engine_id} waited {self._timeout_s:g} s for {what}") from error
+            raise TransportError(f"{engine_id} waited {timeout_s:g} s for {what}") from error
+
+    wait("buffer", f"{leader} to share its buffer")
+    buffer = store.get("buffer").decode()
+    if size_of(buffer) < _largest(stream):
+        raise TransportError(f"{leader} shares {size_of(buffer)} bytes, the plan needs {_largest(stream)}")
+    for number, bucket in enumerate(stream.buckets):
+        wait(f"{number}/ready", f"bucket {number + 1} of {len(stream.buckets)} of {leader}")
+        yield buffer, bucket
+        store.set(f"{number}/{engine_id}", "")
 
 
 def _largest(stream: Stream) -> int:
@@ -147,30 +155,3 @@ def _finish_device(device: Device) -> None:
     """What was queued on the device is done: the other side does not wait for our streams."""
     if device == "cuda":
         torch.cuda.synchronize()
-
-
-def _export(buffer: Tensor) -> str:
-    """A handle of the buffer's memory that another process of this machine can open."""
-    storage = buffer.untyped_storage()
-    share: Callable[[], tuple[Any, ...]] = storage._share_cuda_ if buffer.is_cuda else storage._share_filename_cpu_
-    parts = share()
-    return json.dumps({"device": buffer.device.type, "size": buffer.numel(), "parts": [_plain(part) for part in parts]})
-
-
-def _import(handle: bytes) -> Tensor:
-    told: dict[str, Any] = json.loads(handle)
-    parts = [_unplain(part) for part in told["parts"]]
-    if told["device"] == "cuda":
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        storage = UntypedStorage._new_shared_cuda(*parts)
-    else:
-        storage = UntypedStorage._new_shared_filename_cpu(*parts)
-    return torch.empty(0, dtype=torch.uint8, device=told["device"]).set_(storage)[: told["size"]]
-
-
-def _plain(part: Any) -> Any:
-    return {"bytes": base64.b64encode(part).decode()} if isinstance(part, bytes) else part
-
-
-def _unplain(part: Any) -> Any:
-    return base64.b64decode(part["bytes"]) if isinstance(part, dict) else part
