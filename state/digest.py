@@ -113,15 +113,15 @@ def _signed(value: int) -> int:
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
     """Logical shift of int64 (torch's own is arithmetic)."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def mix(index: Tensor) -> Tensor:
     """Odd-valued 64-bit mixer of an int64 tensor of indices; wraps mod 2^64. Reference: splitmix64's finalizer."""
-    z = index + _signed(0x9E3779B97F4A7C15)
-    z = (z ^ _shift_right(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shift_right(z, 27)) * _signed(0x94D049BB133111EB)
-    return (z ^ _shift_right(z, 31)) | 1
+    z = index + _signed(0x9E3779B97F4A7C15)  # a tensor of our own: from here on in place, for the caches' sake
+    z.bitwise_xor_(_shift_right(z, 30)).mul_(_signed(0xBF58476D1CE4E5B9))
+    z.bitwise_xor_(_shift_right(z, 27)).mul_(_signed(0x94D049BB133111EB))
+    return z.bitwise_xor_(_shift_right(z, 31)).bitwise_or_(1)
 
 
 def raw_bits(tensor: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ def _weighted_sum(tensor: Tensor, region: Region) -> Tensor:
     outer = _positions(region, 0, strides[0], device).unsqueeze(-1)
     for start in range(0, region.shape[0], rows_at_once):
         rows = tensor[start : start + rows_at_once].reshape(-1, row)
-        total += (raw_bits(rows) * mix(outer[start : start + rows_at_once] + inner)).sum()
+        total += mix(outer[start : start + rows_at_once] + inner).mul_(raw_bits(rows)).sum()
     return total
 
 
