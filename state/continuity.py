@@ -69,7 +69,7 @@ class Limits:
 
 LIMITS: Mapping[Dtype, Limits] = {
     "float32": Limits(logprobs=1e-4, kl=0.05, kl_floor=1e-8, grad_norm=1e-2),
-    "bfloat16": Limits(logprobs=0.03, kl=0.25, kl_floor=2e-3, grad_norm=0.1),
+    "bfloat16": Limits(logprobs=0.1, kl=0.5, kl_floor=0.01, grad_norm=0.25),
 }
 
 
@@ -96,6 +96,9 @@ def _reference(before: Probe, after: Probe, limits: Limits) -> list[str]:
     assert before.kl_to_ref is not None
     assert after.kl_to_ref is not None
     found = []
+    if after.ref_logprobs == after.logprobs and before.ref_logprobs != before.logprobs:
+        # The same weights compute the same to the bit, in any precision: a small distance that vanished is seen too.
+        found.append("the reference computes exactly what the actor does, and did not before")
     if (gap := _gap(before.ref_logprobs, after.ref_logprobs)) > limits.logprobs:
         found.append(
             f"log-probs of the reference are off by {gap:.3g} nats on average (at most {limits.logprobs:g} is "

@@ -13,7 +13,7 @@ Found = dict[str, list[str]]
 EXPECTED = {
     "another iteration": ("digest", "log-probs of the actor", "KL to the reference", "optimizer has taken 1 steps"),
     "the reference as actor": ("digest", "log-probs of the actor", "KL to the reference is 0", "has taken 0 steps"),
-    "the actor as reference": ("log-probs of the reference", "KL to the reference is 0"),
+    "the actor as reference": ("log-probs of the reference", "KL to the reference is 0", "exactly what the actor does"),
     "no optimizer": ("has taken 0 steps, it had 2", "first moments is 0", "second moments is 0"),
 }
 

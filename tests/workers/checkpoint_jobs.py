@@ -197,7 +197,7 @@ def probe_of(place: Place, setting: Setting, path: Path) -> tuple[Probe | None, 
             checkpoint.load_state(path, model, optimizer)
             if take:
                 nobody: Any = None
-                taken = probe.take(model, optimizer, nobody, has_ref=False, dtype="float32", max_tokens=32)
+                taken = probe.take(model, optimizer, nobody, has_ref=False, dtype="float32")
                 assert optimizer.master_mismatches() == []
             train(model, optimizer, layout.dp, 1, first=7)
             after.append(parameters(model))

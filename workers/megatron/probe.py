@@ -22,6 +22,9 @@ SEQUENCES = 8
 LENGTH = 16
 """Tokens of each, the first of them a prompt; fewer where the model has fewer positions."""
 
+MAX_TOKENS = SEQUENCES * LENGTH
+"""One micro-batch, whatever the run's are: shapes decide about rounding."""
+
 
 def probe_batch(vocab_size: int, max_positions: int) -> tuple[Sample, ...]:
     """The same tokens in every process of every run on this vocabulary."""
@@ -36,28 +39,27 @@ def take(
     *,
     has_ref: bool,
     dtype: Dtype,
-    max_tokens: int,
 ) -> Probe | None:
     """The gang's probe, on the ranks of its last pipeline stage; None on the others. All ranks call it together, with
     the primary resident."""
     samples = probe_batch(model.config.vocab_size, model.module.max_sequence_length)
-    own = _logprobs(model, samples, max_tokens)
+    own = _logprobs(model, samples)
     ref = None
     if has_ref:
         with optimizer.gather_off(), slots.borrow(Slot.REF):
-            ref = _logprobs(model, samples, max_tokens)
+            ref = _logprobs(model, samples)
     # Gradients are summed over data-parallel ranks.
     mine = samples if parallel_state.get_data_parallel_rank() == 0 else ()
     tokens = sum(sample.num_loss_tokens for sample in samples)
-    norm = gradient_norm(model, optimizer, mine, tokens, temperature=1.0, max_tokens=max_tokens)
+    norm = gradient_norm(model, optimizer, mine, tokens, temperature=1.0, max_tokens=MAX_TOKENS)
     steps, moments = optimizer.steps_of_adam, optimizer.moment_norms()
     if own is None:
         return None
     return Probe(dtype, own, ref, norm, steps, moments)
 
 
-def _logprobs(model: DistributedDataParallel, samples: tuple[Sample, ...], max_tokens: int) -> tuple[float, ...] | None:
-    scores = score(model, samples, temperature=1.0, max_tokens=max_tokens)
+def _logprobs(model: DistributedDataParallel, samples: tuple[Sample, ...]) -> tuple[float, ...] | None:
+    scores = score(model, samples, temperature=1.0, max_tokens=MAX_TOKENS)
     return None if scores is None else tuple(torch.cat(scores.logprobs).tolist())
 
 

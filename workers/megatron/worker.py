@@ -293,7 +293,6 @@ class MegatronRank:
                 self._slots,
                 has_ref=any(slot.slot is Slot.REF for slot in spec.slots),
                 dtype=spec.model.dtype,
-                max_tokens=spec.train.max_tokens_per_micro_batch,
             )
         return taken if self._place.tp == 0 and self._place.dp == 0 else None
 
