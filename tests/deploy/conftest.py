@@ -33,7 +33,7 @@ def dashboard() -> Iterator[str]:
     assert process.stdin is not None
     yield f"http://{json.loads(process.stdout.readline())['dashboard']}"
     process.stdin.close()
-    process.wait(30)
+    process.wait(60)
 
 
 class Jobs(Place):

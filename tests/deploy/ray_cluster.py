@@ -49,6 +49,7 @@ def main() -> None:
         env=os.environ
         | {
             "RAY_TMPDIR": directory,
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
             "DASHBOARD_METRIC_PORT": str(metrics),
             "AUTOSCALER_METRIC_PORT": str(autoscaler),
         },
@@ -66,7 +67,10 @@ def main() -> None:
         sys.stdin.read()
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
         shutil.rmtree(directory, ignore_errors=True)
 
 
