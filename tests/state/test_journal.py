@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from state.journal import REMEMBERED, Journal, read_journal
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_entries_are_numbered_from_one_and_on_disk_at_once(tmp_path: Path) -> None:
@@ -43,6 +47,19 @@ def test_a_kill_at_any_byte_costs_the_torn_entry_only(tmp_path: Path) -> None:
         assert [e["seq"] for e in entries] == list(range(1, len(entries) + 1))
         assert entries[-1]["kind"] == "after"
         assert ("recovered" in [e["kind"] for e in entries]) == (not content[:cut].endswith(b"\n") and cut > 0)
+
+
+def test_writers_that_were_killed_leave_whole_entries_and_the_next_goes_on(tmp_path: Path) -> None:
+    path, command = tmp_path / "j", [sys.executable, "-m", "tests.state.journal_writer"]
+    for _ in range(3):
+        with subprocess.Popen([*command, str(path)], cwd=ROOT, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"writing\n"
+            writer.kill()
+    Journal(path, "actor/0").append("after")
+    entries = list(read_journal(path))
+    assert [e["seq"] for e in entries] == list(range(1, len(entries) + 1))
+    assert [e["number"] for e in entries if e["kind"] == "a"].count(0) == 3
 
 
 def test_damage_in_the_middle_is_not_read_over(tmp_path: Path) -> None:
