@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator import data_checks, exporting, megatron_fields, slot_checks
+from orchestrator import data_checks, debug_checks, exporting, megatron_fields, slot_checks
 from orchestrator.batching import data_parallel_size, samples_per_rollout, steps_per_rollout, total_steps
 from orchestrator.config import Config
 from orchestrator.filters.registry import FILTERS
@@ -34,6 +34,7 @@ def problems(config: Config) -> tuple[Problem, ...]:
         _evaluation,
         _checkpoint,
         exporting.check,
+        debug_checks.check,
         _names,
         _megatron,
     )

@@ -106,6 +106,17 @@ class TrackingConfig(Frozen):
     """Write event files to `tensorboard/` in the run directory (`pip install "slotwise[tensorboard]"`)."""
 
 
+class DebugConfig(Frozen):
+    """Halves of a run, for finding out which one is at fault."""
+
+    save_rollouts: str | None = None
+    """Directory to save every rollout into, with rewards, and which weights generated it."""
+    load_rollouts: str | None = None
+    """Train on the rollouts saved there instead of generating any: no engine is started and nothing is published."""
+    rollout_only: bool = False
+    """Publish once, then generate and judge rollouts without training on them."""
+
+
 class Config(Frozen):
     """One run. YAML sections and `--section.key` flags have these names."""
 
@@ -125,3 +136,4 @@ class Config(Frozen):
     checkpoint: CheckpointConfig = CheckpointConfig()
     cluster: ClusterConfig = ClusterConfig()
     tracking: TrackingConfig = TrackingConfig()
+    debug: DebugConfig = DebugConfig()

@@ -14,6 +14,7 @@ from orchestrator.fingerprints import fingerprints
 from orchestrator.interrupts import Stop
 from orchestrator.manager_client import ManagerClient, PendingRollout
 from orchestrator.publish import Publisher
+from orchestrator.rollout_files import write_published
 from orchestrator.run_dir import RunDir
 from orchestrator.tracking.base import Tracker
 from orchestrator.train_group import TrainGroup
@@ -137,6 +138,8 @@ class LiveRun:
                 if self._manager.dead_engines() == dead:
                     raise
         self._published, self._digest = done.weights, done.digest
+        if self._config.debug.save_rollouts is not None:
+            write_published(Path(self._config.debug.save_rollouts), done.weights, done.digest)
         self._metrics |= {
             "weights/bytes": done.nbytes,
             "perf/publish_s": done.seconds,
@@ -162,8 +165,11 @@ class LiveRun:
 
     def report(self, rollout_id: int) -> None:
         """Beside this rollout's own measurements, those of the publish that its engines served and of saves since."""
+        self._log(rollout_id, rollout_id + 1)
+
+    def _log(self, rollout_id: int, version: int) -> None:
         now = time.perf_counter()
-        metrics = self._metrics | {"weights/version": rollout_id + 1, "perf/step_s": now - self._since}
+        metrics = self._metrics | {"weights/version": version, "perf/step_s": now - self._since}
         self._since, self._metrics = now, {}
         self._steps.log(rollout_id, metrics)
 

@@ -37,7 +37,11 @@ def bundles(config: Config) -> list[dict[str, float]]:
     """What each actor asks for, in the order of the bundles."""
     worker = _bundle(config.train.cpus_per_worker, config.train.gpus_per_worker)
     engine = _bundle(config.rollout.cpus_per_engine, config.rollout.gpus_per_engine)
-    return [worker] * config.train.num_workers + [engine] * config.rollout.num_engines
+    return [worker] * config.train.num_workers + [engine] * _num_engines(config)
+
+
+def _num_engines(config: Config) -> int:
+    return config.rollout.num_engines if config.debug.load_rollouts is None else 0
 
 
 def _bundle(cpus: float, gpus: float) -> dict[str, float]:
@@ -61,7 +65,7 @@ def place(config: Config, say: Callable[[str], None]) -> Placement:
                 "or add nodes"
             )
         say(f"waiting for room, {waited:.0f} of {limit:g} s: {report}")
-    return Placement(group, config.train.num_workers, config.rollout.num_engines)
+    return Placement(group, config.train.num_workers, _num_engines(config))
 
 
 def explain(asked: list[dict[str, float]], existing: dict[str, float], free: dict[str, float]) -> str:

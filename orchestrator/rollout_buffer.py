@@ -70,18 +70,18 @@ class RolloutBuffer:
     def state(self) -> dict[str, Any]:
         """JSON: the trained cursor, and the waiting rollouts in the order they were made."""
         waiting = [*(self._waiting[key] for key in sorted(self._waiting)), *self._restored]
-        return {"cursor": dict(self._trained_cursor), "waiting": [_rollout_to_json(rollout) for rollout in waiting]}
+        return {"cursor": dict(self._trained_cursor), "waiting": [rollout_to_json(rollout) for rollout in waiting]}
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> RolloutBuffer:
         buffer = RolloutBuffer(state["cursor"])
-        buffer._restored.extend(_rollout_from_json(entry) for entry in state["waiting"])
+        buffer._restored.extend(rollout_from_json(entry) for entry in state["waiting"])
         if buffer._restored:
             buffer._made_cursor = buffer._restored[-1].cursor_after
         return buffer
 
 
-def _rollout_to_json(rollout: Rollout) -> dict[str, Any]:
+def rollout_to_json(rollout: Rollout) -> dict[str, Any]:
     return {
         "rollout_id": rollout.rollout_id,
         "samples": [_sample_to_json(sample) for sample in rollout.samples],
@@ -90,7 +90,7 @@ def _rollout_to_json(rollout: Rollout) -> dict[str, Any]:
     }
 
 
-def _rollout_from_json(entry: Mapping[str, Any]) -> Rollout:
+def rollout_from_json(entry: Mapping[str, Any]) -> Rollout:
     samples = tuple(_sample_from_json(sample) for sample in entry["samples"])
     return Rollout(entry["rollout_id"], samples, entry["cursor_after"], entry["stats"])
 

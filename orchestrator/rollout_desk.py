@@ -17,6 +17,7 @@ from orchestrator.config import Config
 from orchestrator.dispatch import shards, trainable
 from orchestrator.engine_lanes import Engines
 from orchestrator.rollout_buffer import RolloutBuffer
+from orchestrator.rollout_files import write_rollout
 from orchestrator.rollout_pipeline import RolloutPipeline
 from orchestrator.tokenizer import load_tokenizer
 from orchestrator.tracking.jsonl import JsonlTracker
@@ -66,6 +67,8 @@ class RolloutDesk:
         if rollout is None:
             rollout = await self._pipeline.generate(rollout_id, weights)
             self._buffer.add(rollout)
+            if self._config.debug.save_rollouts is not None:
+                write_rollout(Path(self._config.debug.save_rollouts), rollout)
         self._pipeline.show(rollout_id, rollout.samples, kind="train")
         parts = shards(rollout_id, rollout.samples, steps_per_rollout(self._config), data_parallel_size(self._config))
         stats = {**rollout.stats, "rollout/trained_samples": len(trainable(rollout.samples))}

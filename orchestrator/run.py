@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import ray
 from ray.job_config import JobConfig
@@ -14,6 +15,7 @@ from rich.console import Console
 from orchestrator import continuity, slot_plan
 from orchestrator.batching import steps_per_rollout
 from orchestrator.config import Config
+from orchestrator.debug_runs import ReplayRun, RolloutOnlyRun
 from orchestrator.engines import engine_processes
 from orchestrator.inspector.access import FILE
 from orchestrator.inspector.actor import NAME, Inspector
@@ -25,6 +27,7 @@ from orchestrator.placement import Placement, place
 from orchestrator.publish import Publisher
 from orchestrator.rollout_manager import ManagerSpec
 from orchestrator.run_dir import RunDir, config_hash
+from orchestrator.saved_rollouts import SavedRollouts
 from orchestrator.tracking.base import Trackers
 from orchestrator.tracking.opening import open_trackers
 from orchestrator.tracking.prometheus import PrometheusTracker
@@ -53,6 +56,7 @@ def train(config: Config, plan: ResumePlan) -> None:
         steps, evals = open_trackers(config, plan.start_rollout_id, run_dir.path, console)
         undo.callback(steps.close)
         undo.callback(evals.close)
+        saved = _saved_rollouts(config, plan)
         host = undo.enter_context(_cluster(config))
         sink = MetricSink(config.run.name)
         undo.callback(sink.close)
@@ -60,21 +64,27 @@ def train(config: Config, plan: ResumePlan) -> None:
         steps = Trackers([steps, PrometheusTracker(config.run.name, sink)])
         placement = place(config, console.print)
         undo.callback(placement.remove)
-        manager = ManagerClient(_manager_spec(config, plan, run_dir, placement))
-        undo.callback(_quietly, manager.shutdown)
+        manager = None
+        if saved is None:
+            manager = ManagerClient(_manager_spec(config, plan, run_dir, placement))
+            undo.callback(_quietly, manager.shutdown)
         gang_id = GangId(config.train.num_workers, run_dir.incarnation, config_hash(config))
         gang = TrainGroup(worker_specs(config, plan, gang_id, str(run_dir.path), host), placement)
         undo.callback(gang.kill)
         undo.callback(_start_inspector(config, run_dir, gang, manager))
         gang.init()
         run_dir.gang_started(gang_id, plan)
-        manager.wait_started()
-        weights = config.weights
-        publisher = Publisher(
-            gang, manager, run_dir.journal, weights.bucket_bytes, weights.timeout_s, engine_processes(config)
-        )
         stop = Stop(config.checkpoint.stop_deadline_s if config.checkpoint.save_interval is not None else 0.0)
-        live = LiveRun(config, run_dir, gang, manager, publisher, steps, evals, stop, continuity.expected(config, plan))
+        resumed = continuity.expected(config, plan)
+        if manager is None:
+            assert saved is not None
+            live: LiveRun = ReplayRun(config, run_dir, gang, saved, steps, evals, stop, resumed)
+        else:
+            manager.wait_started()
+            limits = (config.weights.bucket_bytes, config.weights.timeout_s, engine_processes(config))
+            publisher = Publisher(gang, manager, run_dir.journal, *limits)
+            kind = RolloutOnlyRun if config.debug.rollout_only else LiveRun
+            live = kind(config, run_dir, gang, manager, publisher, steps, evals, stop, resumed)
         with stop.listening():
             train_loop(live, config, plan.start_rollout_id)
     console.print(
@@ -119,21 +129,34 @@ def _version(load: LoadSpec, plan: ResumePlan) -> int:
 
 
 def _manager_spec(config: Config, plan: ResumePlan, run_dir: RunDir, placement: Placement) -> ManagerSpec:
-    data_state = None
-    if plan.load_data:
-        assert plan.path is not None
-        assert plan.iteration is not None
-        data_state = checkpoints.read_data(checkpoints.iteration_dir(plan.path, plan.iteration))
     options = engine_options(placement, config.rollout.num_engines)
-    return ManagerSpec(config, str(run_dir.path), plan.start_rollout_id, data_state, options)
+    return ManagerSpec(config, str(run_dir.path), plan.start_rollout_id, _data_state(plan), options)
 
 
-def _start_inspector(config: Config, run_dir: RunDir, gang: TrainGroup, manager: ManagerClient) -> Callable[[], None]:
+def _saved_rollouts(config: Config, plan: ResumePlan) -> SavedRollouts | None:
+    """What to train on instead of generating it, where that is asked for."""
+    if config.debug.load_rollouts is None:
+        return None
+    return SavedRollouts(config, plan.start_rollout_id, _data_state(plan), ray.put)
+
+
+def _data_state(plan: ResumePlan) -> dict[str, Any] | None:
+    """Where data continues from; None for its beginning."""
+    if not plan.load_data:
+        return None
+    assert plan.path is not None
+    assert plan.iteration is not None
+    return checkpoints.read_data(checkpoints.iteration_dir(plan.path, plan.iteration))
+
+
+def _start_inspector(
+    config: Config, run_dir: RunDir, gang: TrainGroup, manager: ManagerClient | None
+) -> Callable[[], None]:
     """Returns what ends it."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)  # where the journals are
     inspector = Inspector.options(  # type: ignore[attr-defined]
         name=f"{config.run.name}/{NAME}", namespace=config.run.name, scheduling_strategy=here
-    ).remote(config.run.name, str(run_dir.path), gang.handles, manager.handle)
+    ).remote(config.run.name, str(run_dir.path), gang.handles, manager and manager.handle)
     listen = (config.cluster.inspector_host, config.cluster.inspector_port)
     wait_for(inspector.start.remote(*listen), "the inspector", "start", 60.0)
 

@@ -72,6 +72,8 @@ def thrown_away(config: Config) -> Iterator[Problem]:
         ("run.dir", config.run.dir),
         ("checkpoint.save", config.checkpoint.save),
         ("checkpoint.save_hf", config.checkpoint.save_hf),
+        ("debug.save_rollouts", config.debug.save_rollouts),
+        ("debug.load_rollouts", config.debug.load_rollouts),
         ("checkpoint.load", config.checkpoint.load),
         ("ref.load", config.ref.load),
         ("teacher.load", config.teacher.load),

@@ -23,7 +23,7 @@ NAME = "inspector"
 
 @ray.remote(num_cpus=0, max_restarts=0)
 class Inspector:
-    """`workers`: handles by name. `manager`: the RolloutManager, which knows the engines."""
+    """`workers`: handles by name. `manager`: the RolloutManager, which knows the engines; None: there are none."""
 
     def __init__(self, run: str, run_dir: str, workers: Mapping[str, Any], manager: Any) -> None:
         self._run, self._run_dir = run, Path(run_dir)
@@ -53,6 +53,8 @@ class Inspector:
         ]
 
     async def _engine_rows(self) -> list[dict[str, Any]]:
+        if self._manager is None:
+            return []
         rows, error = await _answer(self._manager.engine_rows.remote())
         return [{"engine": "all", "state": "unreachable", "reason": error}] if error else rows
 
