@@ -188,11 +188,13 @@ class Publisher:
 
 
 class Watched(LiveRun):
-    """A run that tells of each save when it is done."""
+    """A run that tells of each save before it begins and when it is done."""
 
+    before_save: Callable[[int], None]
     after_save: Callable[[int], None]
 
     def save(self, rollout_id: int) -> None:
+        self.before_save(rollout_id)
         super().save(rollout_id)
         self.after_save(rollout_id)
 
@@ -213,6 +215,7 @@ def go(
     run_dir: Path,
     changes: Mapping[str, Any],
     *,
+    before_save: Callable[[int], None] = lambda rollout_id: None,
     after_save: Callable[[int], None] = lambda rollout_id: None,
     sabotage: Callable[[WorkerSpec], WorkerSpec] = lambda spec: spec,
 ) -> Outcome:
@@ -236,7 +239,7 @@ def go(
         run = Watched(
             config, directory, anyone, manager, publisher, steps, evals, Stop(0.0), continuity.expected(config, plan)
         )
-        run.after_save = after_save
+        run.before_save, run.after_save = before_save, after_save
         train_loop(run, config, plan.start_rollout_id)
     finally:
         steps.close()

@@ -12,6 +12,7 @@ from orchestrator.continuity import ContinuityBroken
 from state.resume import LoadSpec
 from tests.e2e.in_process_run import Outcome, go
 from tests.e2e.runs import journal, marker, merged
+from tests.state.kill_points import die_before_change
 from tests.workers.gang_processes import Place
 from workers.megatron.spec import WorkerSpec
 
@@ -108,3 +109,17 @@ def from_weights_alone(place: Place, root: Path, changes: dict[str, Any]) -> tup
     first = go(root / "first", changes)
     alone = {"load": str(root / "first" / "checkpoints"), "weights_only": True}
     return first, go(root / "second", merged(changes, {"checkpoint": alone}))
+
+
+def whole(place: Place, root: Path, changes: dict[str, Any]) -> Case:
+    return _case(root, changes, None)
+
+
+def killed_in_save(place: Place, root: Path, changes: dict[str, Any], rollout_id: int, change: int) -> None:
+    """Killed at change number `change` of the file system in the save after `rollout_id`."""
+
+    def doom(saved: int) -> None:
+        if saved == rollout_id:
+            die_before_change(change)
+
+    go(root, changes, before_save=doom)

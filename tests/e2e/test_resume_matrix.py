@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.resume_jobs import ROLLOUTS, Case
-from tests.workers.gang_processes import run_gang
+from tests.workers.gang_processes import GangFailed, run_gang
 
 # 7 rows in batches of 3: an epoch ends in the middle of a rollout.
 ROWS = "".join(f'{{"prompt": "{i} {9 - i} {i // 2} =", "label": "{max(i, 9 - i)}"}}\n' for i in range(7))
@@ -75,3 +75,23 @@ def test_what_continues_is_found_to_be_what_was_saved(cases: list[Case]) -> None
         assert case.cut_after is not None
         assert case.did.plan.start_rollout_id == case.cut_after + 1
         assert case.did.jumps == []
+
+
+@pytest.mark.prove
+def test_a_process_that_is_killed_in_the_middle_of_a_save_costs_the_rollouts_since_the_one_before(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(ROWS)
+    asked = changes("async", tmp_path / "rows.jsonl")
+    jobs = "tests.e2e.resume_jobs"
+    (whole,) = run_gang(f"{jobs}:whole", 1, (tmp_path / "whole", asked), time_limit_s=240.0)
+    for change in (1, 6, 12, 18):
+        run_dir = tmp_path / f"change-{change}"
+        with pytest.raises(GangFailed, match="exit code -9"):
+            run_gang(f"{jobs}:killed_in_save", 1, (run_dir, asked, 3, change), time_limit_s=240.0)
+        (rest,) = run_gang(f"{jobs}:whole", 1, (run_dir, asked), time_limit_s=240.0)
+        start = rest.did.plan.start_rollout_id
+        assert start in (3, 4)
+        assert rest.did.trained == [one for one in whole.did.trained if one[0] >= start]
+        assert rest.final == whole.final
+        assert rest.did.jumps == []
