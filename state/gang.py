@@ -6,7 +6,7 @@ quorum) -> ActorPermit. Senders and checkpoint writers take the permit as an arg
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn
@@ -165,7 +165,7 @@ def _completeness(by_rank: Sequence[Attestation]) -> list[str]:
     findings = []
     if missing := sorted(expected - set(present)):
         findings.append(f"{_ranks(missing)} did not attest")
-    if extra := sorted({r for r in present if r not in expected or present.count(r) > 1}):
+    if extra := sorted(r for r, times in Counter(present).items() if r not in expected or times > 1):
         findings.append(f"{_ranks(extra)} attested twice or do not belong to a gang of {len(expected)}")
     return findings
 
@@ -248,12 +248,16 @@ def _differing_replicas(name: str, regions: _Held) -> list[str]:
 
 
 def _coverage(name: str, regions: _Held) -> list[str]:
-    boxes, ranks = list(regions), {region: _ranks(_all_ranks([held])) for region, held in regions.items()}
+    boxes = list(regions)
+
+    def ranks(region: Region) -> str:
+        return _ranks(_all_ranks([regions[region]]))
+
     if len({r.full_shape for r in boxes}) > 1:
-        said = "; ".join(f"{ranks[r]}: {r.full_shape}" for r in boxes)
+        said = "; ".join(f"{ranks(r)}: {r.full_shape}" for r in boxes)
         return [f"shards of {name} belong to tensors of different shapes: {said}"]
     findings = [
-        f"shards of {name} overlap: {ranks[b]}: {b.offset}+{b.shape}; {ranks[a]}: {a.offset}+{a.shape}"
+        f"shards of {name} overlap: {ranks(b)}: {b.offset}+{b.shape}; {ranks(a)}: {a.offset}+{a.shape}"
         for i, a in enumerate(boxes)
         for b in boxes[:i]
         if _overlap(a, b)
