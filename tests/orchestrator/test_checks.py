@@ -91,7 +91,7 @@ REFUSED: list[tuple[str, tuple[str, ...], str, tuple[str, ...]]] = [
      "eval.reward.name", ("without a name",)),
     ("no model", NO_CONFIG, "model.hf_checkpoint", ("model.config",)),
     ("two models", ("--model.hf_checkpoint", "/hf"), "model.config", ("not both",)),
-    ("an unknown kind of model", ("--model.config.model_type", "qwen9"), "model.config.model_type", ("qwen3, qwen2, llama",)),
+    ("an unknown kind of model", ("--model.config.model_type", "qwen9"), "model.config.model_type", ("qwen2, llama",)),
     ("a model without a tokenizer", ("--model.tokenizer", "null"), "model.tokenizer", ("model.config",)),
     ("keeping what is not saved", ("--checkpoint.keep", "2"), "checkpoint.keep", ("save_interval",)),
     ("a step of nothing, zero too", ("--checkpoint.ckpt_step", "0"), "checkpoint.ckpt_step", ("checkpoint.load",)),
