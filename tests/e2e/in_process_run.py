@@ -148,12 +148,13 @@ class Manager:
             state = checkpoints.read_data(checkpoints.iteration_dir(plan.path, plan.iteration))
         samples = run_dir / "samples.jsonl"
         self._desk = RolloutDesk(config, engines, samples, plan.start_rollout_id, state, put=lambda shard: shard)
+        self._loop = asyncio.new_event_loop()  # one, as the manager's actor has
 
     def generate(self, rollout_id: int, weights: WeightId) -> Pending:
-        return Pending(rollout_id, asyncio.run(self._desk.generate(rollout_id, weights)))
+        return Pending(rollout_id, self._loop.run_until_complete(self._desk.generate(rollout_id, weights)))
 
     def evaluate(self, rollout_id: int, weights: WeightId) -> Mapping[str, Any]:
-        return asyncio.run(self._desk.evaluate(rollout_id, weights))
+        return self._loop.run_until_complete(self._desk.evaluate(rollout_id, weights))
 
     def dead_engines(self) -> tuple[str, ...]:
         return ()

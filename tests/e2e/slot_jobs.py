@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,25 +17,35 @@ from workers.megatron.spec import WorkerSpec
 ROLLOUTS = 6
 
 
+class Cut(BaseException):
+    """Stands for SIGKILL: nothing catches it."""
+
+
 @dataclass(frozen=True)
 class Told:
     """What runs in one directory left behind. `entries`: the rank's journal, `saved`: marker by iteration."""
 
-    parts: list[Outcome]
+    last: Outcome
     entries: list[dict[str, Any]]
     saved: dict[int, dict[str, Any]]
     findings: list[str]
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        return self.parts[-1].steps
+        return self.last.steps
 
 
 def run(root: Path, name: str, changes: Mapping[str, Any], cut_after: int | None = None) -> Told:
-    """To the end; with `cut_after` in two parts."""
-    parts = [go(root / name, changes, cut_after=cut_after)]
+    """To the end; where there is a `cut_after`, first until it has saved that rollout, as if killed then."""
+
+    def cut(rollout_id: int) -> None:
+        if rollout_id == cut_after:
+            raise Cut
+
     if cut_after is not None:
-        parts.append(go(root / name, changes))
+        with suppress(Cut):
+            go(root / name, changes, after_save=cut)
+    last = go(root / name, changes)
     saved = {}
     if "checkpoint" in changes:
         checkpoints = root / name / "checkpoints"
@@ -43,7 +54,7 @@ def run(root: Path, name: str, changes: Mapping[str, Any], cut_after: int | None
     entries = [entry for kind in kinds for entry in journal(root / name, "actor-0", kind)]
     # Publishes go through no driver and no fleet here, and so are in the journals of ranks alone.
     findings = [str(finding) for finding in audit(root / name).findings if "publish" not in finding.what]
-    return Told(parts, sorted(entries, key=lambda e: int(e["seq"])), saved, findings)
+    return Told(last, sorted(entries, key=lambda e: int(e["seq"])), saved, findings)
 
 
 def several(place: Place, root: Path, asked: Mapping[str, tuple[Mapping[str, Any], int | None]]) -> dict[str, Told]:
