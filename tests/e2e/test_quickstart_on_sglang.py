@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
 
 from tests.e2e.runs import REPO, Place, alive, descendants, lines, until
@@ -30,12 +27,14 @@ def test_it_learns_as_with_embedded_engines(place: Place) -> None:
 
 
 def test_a_driver_that_is_killed_leaves_no_server(place: Place) -> None:
-    flags = (*on_sglang(), "--loop.num_rollout", "50")
-    process = place.start("train", place.config("killed", {}), *flags)
-    until(lambda: (place.path / "killed" / "metrics.jsonl").exists(), "a first rollout", timeout_s=240)
-    family = descendants(process.pid)
-    servers = [p for p in family if "sglang" in " ".join(p.cmdline())]
+    metrics = place.path / "killed" / "metrics.jsonl"
+    process = place.start("train", place.config("killed", {}), *on_sglang(), "--loop.num_rollout", "50")
+    try:
+        until(lambda: metrics.exists() and lines(metrics), "a first rollout", timeout_s=300)
+        family = descendants(process.pid)
+        servers = [p for p in family if "server_keeper" in " ".join(p.cmdline())]
+    finally:
+        process.kill()
+        process.wait()
     assert servers
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=30)
+    until(lambda: not alive(family), "every process that the run had started is gone")
