@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from orchestrator.config import Config, RunConfig
 from orchestrator.engine_lanes import EngineLost
-from orchestrator.engines import start_engines
+from orchestrator.engines import replacements, start_engines
 from orchestrator.fleet import Fleet, FleetLimits
 from orchestrator.roster import NoEngineLeft
 from state.digest import Piece, Region, digest_tensor
@@ -113,9 +113,9 @@ def requests(n: int) -> list[GenerateRequest]:
     return [GenerateRequest(str(i), (3, 4, 5), i) for i in range(n)]
 
 
-def test_engines_are_started_published_to_asked_and_lost(cluster: None, tmp_path: Path):
+def test_engines_are_started_published_to_asked_lost_and_replaced(cluster: None, tmp_path: Path):
     links = start_engines(config("fleet"), [{}, {}])
-    fleet = Fleet(links, Journal(tmp_path / "j", "fleet"), LIMITS)
+    fleet = Fleet(links, Journal(tmp_path / "j", "fleet"), LIMITS, replacements=replacements(config("fleet"), [{}, {}]))
     sender = DistributedSender(0, host="127.0.0.1", device="cpu", timeout_s=20)
 
     async def story() -> None:
@@ -147,6 +147,15 @@ def test_engines_are_started_published_to_asked_and_lost(cluster: None, tmp_path
         assert await fleet.reconcile() == (second,)
         assert await publish(fleet, sender, Weights(2), 3) == (second,)
 
+        third = "fleet/engine/2"
+        async with asyncio.timeout(120):
+            while {s.engine_id: s.phase for s in fleet.views()}[third] is EnginePhase.STARTING:
+                await asyncio.sleep(0.05)
+        assert fleet.serving(WeightId(1, 3)) == (second,)
+        assert await publish(fleet, sender, Weights(3), 4) == (third, second)
+        one, other = [await fleet.generate(e, requests(8), SAMPLING, WeightId(1, 4)) for e in (third, second)]
+        assert one == other
+
         fleet.shutdown()
         with pytest.raises(NoEngineLeft):
             await fleet.reconcile()
@@ -154,7 +163,7 @@ def test_engines_are_started_published_to_asked_and_lost(cluster: None, tmp_path
 
     asyncio.run(story())
     sender.close()
-    assert [s.phase for s in fleet.views()] == [EnginePhase.DEAD, EnginePhase.DEAD]
+    assert [s.phase for s in fleet.views()] == [EnginePhase.DEAD] * 3
 
 
 @ray.remote(num_cpus=0)
