@@ -71,14 +71,13 @@ def config(options: argparse.Namespace, run_dir: Path) -> dict[str, Any]:
             },
             "attention_backend": "triton",
             "mem_fraction_static": 0.3,
-            "cuda_graph_max_bs": 256,
         }
     return {
         "run": {"name": "colocated", "dir": str(run_dir)},
         "loop": {"num_rollout": options.steps},
         "model": {"tokenizer": str(REPO / "examples" / "quickstart"), "config": QWEN3_06B, "dtype": "bfloat16"},
         "ref": {"tier": options.ref_tier},
-        "train": {"num_workers": 1, "lr": 1e-6, "max_tokens_per_micro_batch": 16384, "gpus_per_worker": 0.5},
+        "train": {"num_workers": 1, "lr": 1e-6, "max_tokens_per_micro_batch": 4096, "gpus_per_worker": 0.5},
         "algorithm": {"use_kl_loss": True, "kl_loss_coef": 0.001},
         "rollout": rollout,
         "data": {"generator": "largest_digit"},

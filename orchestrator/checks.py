@@ -30,6 +30,7 @@ def problems(config: Config) -> tuple[Problem, ...]:
         directory,
         _sampling,
         _schedule,
+        _transport,
         data_checks.check,
         _evaluation,
         _checkpoint,
@@ -135,6 +136,22 @@ def _sampling(config: Config) -> Iterator[Problem]:
         )
     if config.rollout.n_samples_per_prompt == 1 and config.rollout.filter == "unequal_rewards":
         yield Problem("rollout.filter", "unequal_rewards refuses every group of one; use n_samples_per_prompt above 1")
+
+
+def _transport(config: Config) -> Iterator[Problem]:
+    worker, engine = config.train.gpus_per_worker, config.rollout.gpus_per_engine
+    if config.weights.transport != "disk" and (worker > 0) != (engine > 0):
+        yield Problem(
+            "rollout.gpus_per_engine",
+            f"is {engine:g} while train.gpus_per_worker is {worker:g}: weights travel between GPUs or between CPUs, "
+            "not from one kind to the other; set both, or neither, or take the transport `disk`",
+        )
+    elif config.weights.transport == "distributed" and (0 < worker < 1 or 0 < engine < 1):
+        yield Problem(
+            "weights.transport",
+            f"`distributed` needs a GPU of its own for every worker and engine (train.gpus_per_worker {worker:g}, "
+            f"rollout.gpus_per_engine {engine:g}): nccl refuses two processes on one; share with `ipc`",
+        )
 
 
 def _schedule(config: Config) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -44,6 +45,9 @@ from workers.metrics import MetricSink
 LOOPBACK = "127.0.0.1"
 ACTOR_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
 """Of every actor, where the user has not set them."""
+_LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+LOCAL_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE, "NCCL_SOCKET_IFNAME": _LOOPBACK_INTERFACE}
+"""In a cluster of our own, beside it: process groups listen on loopback alone."""
 
 
 def train(config: Config, plan: ResumePlan) -> None:
@@ -173,7 +177,8 @@ def _cluster(config: Config) -> Iterator[str | None]:
     loopback for a single node, None otherwise."""
     address = config.cluster.address or os.environ.get("RAY_ADDRESS")
     local = {} if address else {"include_dashboard": False}
-    defaults = {k: v for k, v in ACTOR_ENVIRONMENT.items() if k not in os.environ}
+    wanted = ACTOR_ENVIRONMENT | ({} if address else LOCAL_ENVIRONMENT)
+    defaults = {name: value for name, value in wanted.items() if name not in os.environ}
     ray.init(
         address=address or "local",
         namespace=config.run.name,

@@ -73,7 +73,7 @@ class TrainGroup:
 
     def save(self, quorum: Quorum, path: str) -> None:
         """Every rank writes its part of the agreed weights, the optimizer and random state under `path`."""
-        self._all("save", lambda worker: worker.save.remote(quorum, path))
+        self._all("save", lambda worker: worker.save.options(name=_named("save", quorum)).remote(quorum, path))
 
     def export(self, quorum: Quorum, path: str) -> None:
         """Every rank writes its part of the agreed weights as a Hugging Face directory `path`."""

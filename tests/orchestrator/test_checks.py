@@ -249,3 +249,13 @@ def test_checking_needs_neither_torch_nor_ray() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_weights_travel_between_devices_of_one_kind(tmp_path: Path) -> None:
+    assert "rollout.gpus_per_engine" in said(tmp_path, "--train.gpus_per_worker", "1")
+
+
+def test_sharing_a_gpu_needs_shared_memory(tmp_path: Path) -> None:
+    halves = ("--train.gpus_per_worker", "0.5", "--rollout.gpus_per_engine", "0.5")
+    assert "nccl" in said(tmp_path, *halves)["weights.transport"]
+    assert said(tmp_path, *halves, "--weights.transport", "ipc") == {}
