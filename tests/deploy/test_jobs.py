@@ -16,7 +16,7 @@ from orchestrator.commands import end_jobs
 from tests.deploy.conftest import Jobs
 from tests.e2e.runs import REPO, journal, lines, until
 
-pytestmark = pytest.mark.timeout(600)  # of two runs each
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(600)]  # real jobs, of two runs each
 SAVED: dict[str, Any] = {"loop": {"num_rollout": 1}, "checkpoint": {"save_interval": 1}}
 HOOKS = """
 from state.errors import InvariantViolation
@@ -58,7 +58,6 @@ def test_what_is_found_wrong_in_the_job_is_its_exit_status(dashboard: str, jobs:
     assert str(jobs.path / "absent") in ended.output
 
 
-@pytest.mark.prove
 @pytest.mark.parametrize(("hook", "code"), [("violates", 4), ("fails", 5)])
 def test_how_a_worker_ends_is_the_exit_status(dashboard: str, jobs: Jobs, hook: str, code: int) -> None:
     (jobs.path / "hooks.py").write_text(HOOKS)
@@ -68,7 +67,6 @@ def test_how_a_worker_ends_is_the_exit_status(dashboard: str, jobs: Jobs, hook: 
     assert "on purpose" in ended.output
 
 
-@pytest.mark.prove
 def test_the_plain_line_does_the_same_and_tells_a_wrong_option(dashboard: str, jobs: Jobs) -> None:
     line = jobs.submit(dashboard, jobs.config("plain", SAVED), "--print").output.strip()
     subprocess.run(
@@ -85,7 +83,6 @@ def test_the_plain_line_does_the_same_and_tells_a_wrong_option(dashboard: str, j
     assert (str(info.status), info.driver_exit_code) == ("FAILED", 2)
 
 
-@pytest.mark.prove
 def test_stopping_a_job_saves_and_ends_it_whole_and_submitting_it_again_continues(dashboard: str, jobs: Jobs) -> None:
     config = jobs.config("stopped", {"loop": {"num_rollout": 1000}, "checkpoint": {"save_interval": 1000}})
     run_dir = jobs.path / "stopped"

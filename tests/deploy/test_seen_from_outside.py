@@ -39,6 +39,9 @@ class Going:
         return self.place.path / NAME
 
 
+pytestmark = pytest.mark.prove
+
+
 @pytest.fixture(scope="module")
 def going(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Going]:
     with cluster() as (address, dashboard):

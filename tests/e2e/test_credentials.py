@@ -29,6 +29,7 @@ def ray_files() -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+@pytest.mark.prove
 def test_it_is_in_no_argument_output_or_file_of_a_tracked_run(
     place: Place, ray_files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

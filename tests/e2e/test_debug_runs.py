@@ -113,6 +113,7 @@ def test_halves_that_do_not_go_with_what_else_is_asked_for_are_refused(
     assert [problem.key for problem in checks.problems(config)] == [key]
 
 
+@pytest.mark.prove
 def test_the_command_replays_without_any_engine(halves: Halves, root: Path, tmp_path: Path) -> None:
     place = Place(tmp_path)
     changes = {

@@ -22,6 +22,9 @@ ASYNC: dict[str, Any] = {
 SYNC = {"loop": {"num_rollout": 4, "mode": "sync"}, "cluster": {"offload_train": True}, "checkpoint": {"ckpt_step": 1}}
 
 
+pytestmark = pytest.mark.prove
+
+
 @pytest.fixture(scope="module")
 def run_dir(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = Place(tmp_path_factory.mktemp("slots"))

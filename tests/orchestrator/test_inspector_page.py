@@ -212,7 +212,7 @@ def test_a_run_is_followed_while_it_goes_on(browser: Any, tmp_path: Path) -> Non
         sync_api.expect(page.locator("#facts")).to_contain_text("actor 1.3")
         said(page, "actor 1.3 published")
         page.click("#follow")
-        assert page.locator("#follow").get_attribute("aria-pressed") == "true"
+        sync_api.expect(page.locator("#follow")).to_have_attribute("aria-pressed", "true")
         run.ranks[1].poison(time.time(), "RuntimeError: lost its memory")
         append(run, tmp_path / "run")
         sync_api.expect(page.locator("#facts")).to_contain_text("actor/1 is poisoned")

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from orchestrator.tracking.base import Trackers
 from orchestrator.tracking.jsonl import JsonlTracker, Repair, repair
-from orchestrator.tracking.progress import ProgressTracker, line
+from orchestrator.tracking.progress import EvalTracker, ProgressTracker, line
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -144,8 +144,20 @@ def test_the_progress_line_shows_what_was_measured() -> None:
 
 
 def test_the_progress_line_says_what_failed() -> None:
-    text = line(0, 1, {"reward/first_error": "RuntimeError: no verdict", "eval/error": "NoEngineServes: none"})
-    assert text == "rollout 1/1  reward failed: RuntimeError: no verdict  eval failed: NoEngineServes: none"
+    text = line(0, 1, {"reward/first_error": "RuntimeError: no verdict"})
+    assert text == "rollout 1/1  reward failed: RuntimeError: no verdict"
+
+
+def test_the_line_of_an_evaluation_says_which_version_it_measured_or_what_failed() -> None:
+    out = io.StringIO()
+    tracker = EvalTracker(Console(file=out, width=80))
+    tracker.log(3, {"eval/reward/mean": 0.75, "eval/version": 3})
+    tracker.log(4, {"eval/version": 4, "eval/error": "NoEngineServes: none"})
+    assert out.getvalue().split("\n") == [
+        "   eval  after 3 rollouts  reward 0.75  version 3",
+        "   eval  after 4 rollouts  version 4  failed: NoEngineServes: none",
+        "",
+    ]
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal() -> None:
