@@ -137,5 +137,12 @@ def descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
+def without_rays_agents(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Ray's own two agents notice within a minute or so that their cluster was killed; all others do at once."""
+    return [
+        p for p in processes if not {"ray::DashboardAgent", "ray::RuntimeEnvAgent"} & {w.strip() for w in p.cmdline()}
+    ]
+
+
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]

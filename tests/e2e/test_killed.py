@@ -8,17 +8,17 @@ import signal
 import pytest
 
 from tests.e2e.conftest import BASE, Base
-from tests.e2e.runs import Place, alive, descendants, journal, lines, marker, until
+from tests.e2e.runs import Place, alive, descendants, journal, lines, marker, until, without_rays_agents
 
 
 def test_sigkill_of_the_driver_and_the_same_command_again(base: Base, place: Place) -> None:
     run_dir = place.path / "killed"
     process = place.start("train", place.config("killed", BASE))
     until(lambda: (run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").exists(), "a first checkpoint")
-    family = descendants(process.pid)
+    family = without_rays_agents(descendants(process.pid))
     process.kill()
     process.wait()
-    until(lambda: not alive(family), "every process that the run had started is gone")
+    until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=15)
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1, "reward/me')  # as a kill in the middle of a write leaves it
 
