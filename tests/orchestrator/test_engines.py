@@ -175,6 +175,7 @@ class Owner:
         return [os.getpid(), *[(await link.call("view")).pid for link in self.links]]
 
 
+@pytest.mark.prove
 def test_engines_end_with_the_process_that_started_them(cluster: None):
     owner: Any = Owner.remote()  # type: ignore[attr-defined]
     owner_pid, *engine_pids = ray.get(owner.start.remote("owned"), timeout=120)
