@@ -26,7 +26,7 @@ def changes(mode: str, data: Path) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=["sync", "async"])
+@pytest.fixture(scope="module", params=["sync", pytest.param("async", marks=pytest.mark.prove)])
 def mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -16,6 +16,9 @@ from tests.e2e.runs import merged
 from tests.e2e.slot_jobs import ROLLOUTS, Told
 from tests.workers.gang_processes import run_gang
 
+pytestmark = pytest.mark.prove
+
+
 JOBS = "tests.e2e.slot_jobs"
 GAP = "rollout/train_engine_logprob_diff_max"
 ROUNDING = 5e-6

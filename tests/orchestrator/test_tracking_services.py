@@ -104,6 +104,7 @@ def test_tensorboard_shows_a_step_that_ran_again_once(tmp_path: Path) -> None:
     assert scalar_points(tmp_path, "reward/mean") == [(0, 0.0), (1, 0.0), (2, 1.0)]
 
 
+@pytest.mark.prove
 def test_wandb_has_one_run_over_resumes_on_one_axis(tmp_path: Path) -> None:
     config, records = with_flags(tmp_path, *OFFLINE), []
     for steps in ((0, 1, 2), (1, 2, 3)):  # the second start continues from a checkpoint of step 0
@@ -220,6 +221,7 @@ with ExitStack() as undo:
 """
 
 
+@pytest.mark.prove
 # `ray job stop` signals the driver's children too, W&B's process among them.
 @pytest.mark.parametrize("how", ["done", "error", "sigterm to all", "sigterm after the last step"])
 def test_the_last_step_is_there_however_the_run_ends(tmp_path: Path, how: str) -> None:

@@ -11,6 +11,9 @@ import torch
 from tests.workers.gang_processes import GangFailed, run_gang
 from tests.workers.train_jobs import Setting, farthest, whole
 
+pytestmark = pytest.mark.prove
+
+
 JOBS = "tests.workers.checkpoint_jobs"
 DECAY = Setting(train=Setting().train.model_copy(update={"lr_decay_style": "linear", "lr_warmup_steps": 1}))
 TP2, DP2, PP2 = replace(DECAY, tp=2), DECAY, replace(DECAY, pp=2)
