@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,64 +17,33 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch.distributed import PrefixStore, ProcessGroup, TCPStore
+from torch.distributed import PrefixStore, ProcessGroup
 
 from state.digest import dtype_name
 from state.gang import ActorPermit
-from state.store import LiveWeights
 from workers.weights.assembly import Assembly
 from workers.weights.base import Sink, TransportError
 from workers.weights.buckets import TensorSpec, views
-from workers.weights.process_group import connect, listen
+from workers.weights.leading import StoreSender
+from workers.weights.process_group import connect
 from workers.weights.rendezvous import Endpoint, Rendezvous
 from workers.weights.send_plan import SendPlan, Stream
 
 _READY = "ready"
 
 
-class DiskSender:
+class DiskSender(StoreSender):
     """The sending side in one trainer rank. `directory` is the same for trainers and engines, on every node."""
 
     def __init__(
         self, rank: int, *, host: str, directory: str, timeout_s: float, peers: ProcessGroup | None = None
     ) -> None:
-        self._rank, self._host, self._directory = rank, host, Path(directory)
-        self._timeout_s, self._peers = timeout_s, peers
-        self._engines: tuple[str, ...] = ()
-        self._server: TCPStore | None = None
-        self._endpoint: Endpoint | None = None
-
-    def listen(self, plan: SendPlan, engines: tuple[str, ...]) -> Endpoint | None:
-        if self._rank not in plan.leaders:
-            return None
-        if self._server is None:
-            self._server, self._port = listen(self._host, self._timeout_s)
-        self._engines = engines
-        self._endpoint = Endpoint(self._rank, self._host, self._port, uuid.uuid4().hex)
-        return self._endpoint
-
-    def send(self, permit: ActorPermit, plan: SendPlan, weights: LiveWeights) -> int:
-        permit.require("publish")
-        assembly = Assembly(self._rank, plan, weights, timeout_s=self._timeout_s, peers=self._peers)
-        sent = 0
-        for stream in plan.streams:
-            if stream.leader == self._rank:
-                self._lead(permit, stream, assembly)
-                sent += stream.nbytes
-                continue
-            for bucket in stream.buckets:
-                permit.require("publish")
-                assembly.give(stream, bucket)
-        return sent
-
-    def close(self) -> None:
-        self._server, self._endpoint = None, None
+        super().__init__(rank, host=host, timeout_s=timeout_s, peers=peers)
+        self._directory = Path(directory)
 
     def _lead(self, permit: ActorPermit, stream: Stream, assembly: Assembly) -> None:
-        if self._server is None or self._endpoint is None:
-            raise TransportError(f"trainer rank {self._rank} leads a stream but was never asked to listen")
-        store = PrefixStore(self._endpoint.token, self._server)
-        folder = self._directory / f"publish-{self._endpoint.token}"
+        store, token = self._opened()
+        folder = self._directory / f"publish-{token}"
         folder.mkdir(parents=True)
         try:
             for number, bucket in enumerate(stream.buckets):

@@ -7,68 +7,36 @@ travels through it are handles made of plain values, never pickles.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, ProcessGroup, TCPStore
+from torch.distributed import PrefixStore, ProcessGroup
 
 from state.gang import ActorPermit
-from state.store import LiveWeights
 from workers.weights.assembly import Assembly
 from workers.weights.base import Sink, TransportError
 from workers.weights.buckets import Bucket, views
-from workers.weights.process_group import Device, connect, listen
+from workers.weights.leading import StoreSender
+from workers.weights.process_group import Device, connect
 from workers.weights.rendezvous import Endpoint, Rendezvous
 from workers.weights.send_plan import SendPlan, Stream
 from workers.weights.shared_memory import allocate, export_buffer, import_buffer, size_of
 
 
-class IpcSender:
+class IpcSender(StoreSender):
     """The sending side in one trainer rank. `peers` is the trainers' group, None for the default one."""
 
     def __init__(
         self, rank: int, *, host: str, device: Device, timeout_s: float, peers: ProcessGroup | None = None
     ) -> None:
-        self._rank, self._host, self._device = rank, host, device
-        self._timeout_s, self._peers = timeout_s, peers
-        self._engines: tuple[str, ...] = ()
-        self._server: TCPStore | None = None
-        self._endpoint: Endpoint | None = None
-
-    def listen(self, plan: SendPlan, engines: tuple[str, ...]) -> Endpoint | None:
-        if self._rank not in plan.leaders:
-            return None
-        if self._server is None:
-            self._server, self._port = listen(self._host, self._timeout_s)
-        self._engines = engines
-        self._endpoint = Endpoint(self._rank, self._host, self._port, uuid.uuid4().hex)
-        return self._endpoint
-
-    def send(self, permit: ActorPermit, plan: SendPlan, weights: LiveWeights) -> int:
-        permit.require("publish")
-        assembly = Assembly(self._rank, plan, weights, timeout_s=self._timeout_s, peers=self._peers)
-        sent = 0
-        for stream in plan.streams:
-            if stream.leader == self._rank:
-                self._lead(permit, stream, assembly)
-                sent += stream.nbytes
-                continue
-            for bucket in stream.buckets:
-                permit.require("publish")
-                assembly.give(stream, bucket)
-        return sent
-
-    def close(self) -> None:
-        self._server, self._endpoint = None, None
+        super().__init__(rank, host=host, timeout_s=timeout_s, peers=peers)
+        self._device = device
 
     def _lead(self, permit: ActorPermit, stream: Stream, assembly: Assembly) -> None:
-        if self._server is None or self._endpoint is None:
-            raise TransportError(f"trainer rank {self._rank} leads a stream but was never asked to listen")
-        store, largest = PrefixStore(self._endpoint.token, self._server), _largest(stream)
+        (store, _), largest = self._opened(), _largest(stream)
         buffer = allocate(largest, self._device)
         store.set("buffer", export_buffer(buffer))
         for number, bucket in enumerate(stream.buckets):
