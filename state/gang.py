@@ -7,13 +7,14 @@ quorum) -> ActorPermit. Senders and checkpoint writers take the permit as an arg
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
-from state.digest import MASK64, Region, ShardDigest, TensorDigest, summarise
+from state.digest import Region, ShardDigest, TensorDigest, summarise
 from state.errors import InvariantViolation
-from state.slots import PRIMARY_SLOTS, Slot, WeightId, WorkerId
+from state.shards import compose, name_ranks
+from state.slots import PRIMARY_SLOTS, Slot, SlotRecord, WeightId, WorkerId
 
 Purpose = Literal["publish", "save"]
 
@@ -115,7 +116,7 @@ def agree(attestations: Iterable[Attestation], publish_id: str) -> Quorum:
     by_rank = sorted(attestations, key=lambda a: a.worker.rank)
     _refuse(_completeness(by_rank))
     _refuse([*_cleanliness(by_rank), *_unanimity(by_rank)])
-    tensors, holders, findings = _compose([(a.worker.rank, a.live) for a in by_rank if a.live is not None])
+    tensors, holders, findings = compose([(a.worker.rank, a.live) for a in by_rank if a.live is not None])
     _refuse(findings)
     kept = _kept(by_rank)
     first = by_rank[0]
@@ -144,7 +145,7 @@ def _kept(by_rank: Sequence[Attestation]) -> tuple[KeptWeights, ...]:
         for rank, part in enumerate(parts):
             if part.resting.summary != part.recorded:
                 findings.append(f"rank {rank} holds {slot}@{version} as {part.resting.summary}, not {part.recorded}")
-        tensors, _, wrong = _compose([(rank, part.resting) for rank, part in enumerate(parts)])
+        tensors, _, wrong = compose([(rank, part.resting) for rank, part in enumerate(parts)])
         findings.extend(f"{slot}@{version}: {one}" for one in wrong)
         agreed.append(KeptWeights(slot, version, tuple(part.resting.summary for part in parts), tensors))
     _refuse(findings)
@@ -164,9 +165,9 @@ def _completeness(by_rank: Sequence[Attestation]) -> list[str]:
     expected, present = set(range(by_rank[0].gang.world_size)), [a.worker.rank for a in by_rank]
     findings = []
     if missing := sorted(expected - set(present)):
-        findings.append(f"{_ranks(missing)} did not attest")
+        findings.append(f"{name_ranks(missing)} did not attest")
     if extra := sorted(r for r, times in Counter(present).items() if r not in expected or times > 1):
-        findings.append(f"{_ranks(extra)} attested twice or do not belong to a gang of {len(expected)}")
+        findings.append(f"{name_ranks(extra)} attested twice or do not belong to a gang of {len(expected)}")
     return findings
 
 
@@ -202,86 +203,28 @@ def _differing(question: str, by_rank: Sequence[Attestation], answer: Callable[[
         ranks_by_answer[answer(a)].append(a.worker.rank)
     if len(ranks_by_answer) == 1:
         return []
-    return [f"{question} differs: " + "; ".join(f"{_ranks(r)}: {value}" for value, r in ranks_by_answer.items())]
+    return [f"{question} differs: " + "; ".join(f"{name_ranks(r)}: {value}" for value, r in ranks_by_answer.items())]
 
 
-# Of one named tensor: for each region of it, which ranks hold it with which (dtype, digest).
-_Held = dict[Region, dict[tuple[str, int], list[int]]]
+def why_void(
+    quorum: Quorum, worker: WorkerId, gang: GangId, record: SlotRecord, transition: int, spent: Collection[str]
+) -> str | None:
+    """Why `quorum` lets nothing leave this rank, whose primary is recorded as `record`; None: it does let it leave.
 
-
-def _compose(
-    shards_by_rank: Sequence[tuple[int, ShardDigest]],
-) -> tuple[tuple[TensorDigest, ...], dict[str, tuple[tuple[int, Region], ...]], list[str]]:
-    """Add shards up to whole tensors. Ranks with equal shard summaries are replicas: one of them speaks for all."""
-    replicas: dict[str, list[int]] = defaultdict(list)
-    shards: dict[str, ShardDigest] = {}
-    for rank, shard in shards_by_rank:
-        replicas[shard.summary].append(rank)
-        shards[shard.summary] = shard
-    by_name: dict[str, _Held] = defaultdict(dict)
-    for summary, shard in shards.items():
-        for piece in shard.pieces:
-            held = by_name[piece.name].setdefault(piece.region, {})
-            held.setdefault((piece.dtype, piece.value), []).extend(replicas[summary])
-    tensors, holders, findings = [], {}, []
-    for name in sorted(by_name):
-        regions = by_name[name]
-        findings.extend([*_differing_replicas(name, regions), *_coverage(name, regions)])
-        said = {region: next(iter(held)) for region, held in regions.items()}
-        dtypes = sorted({dtype for dtype, _ in said.values()})
-        if len(dtypes) > 1:
-            by_dtype = [(d, _all_ranks(regions[r] for r in regions if said[r][0] == d)) for d in dtypes]
-            findings.append(f"shards of {name} differ in dtype: " + "; ".join(f"{_ranks(r)}: {d}" for d, r in by_dtype))
-        shape = next(iter(regions)).full_shape
-        tensors.append(TensorDigest(name, dtypes[0], shape, sum(value for _, value in said.values()) & MASK64))
-        holders[name] = tuple((min(held[said[region]]), region) for region, held in regions.items())
-    return tuple(tensors), holders, findings
-
-
-def _differing_replicas(name: str, regions: _Held) -> list[str]:
-    findings = []
-    for region, held in regions.items():
-        if len(held) > 1:
-            said = "; ".join(f"{_ranks(ranks)}: {dtype} {value:016x}" for (dtype, value), ranks in held.items())
-            findings.append(f"the same shard of {name} (at {region.offset}) has different bytes: {said}")
-    return findings
-
-
-def _coverage(name: str, regions: _Held) -> list[str]:
-    boxes = list(regions)
-
-    def ranks(region: Region) -> str:
-        return _ranks(_all_ranks([regions[region]]))
-
-    if len({r.full_shape for r in boxes}) > 1:
-        said = "; ".join(f"{ranks(r)}: {r.full_shape}" for r in boxes)
-        return [f"shards of {name} belong to tensors of different shapes: {said}"]
-    findings = [
-        f"shards of {name} overlap: {ranks(b)}: {b.offset}+{b.shape}; {ranks(a)}: {a.offset}+{a.shape}"
-        for i, a in enumerate(boxes)
-        for b in boxes[:i]
-        if _overlap(a, b)
-    ]
-    held, full = sum(r.numel for r in boxes), Region.whole(boxes[0].full_shape).numel
-    if not findings and held != full:
-        holders = _ranks(_all_ranks(regions.values()))
-        findings.append(
-            f"shards of {name} hold {held} of its {full} elements, on {holders}: some rank's part is missing"
-        )
-    return findings
-
-
-def _all_ranks(held: Iterable[Mapping[tuple[str, int], Sequence[int]]]) -> list[int]:
-    return sorted({rank for by_value in held for ranks in by_value.values() for rank in ranks})
-
-
-def _overlap(a: Region, b: Region) -> bool:
-    return all(max(x, y) < min(x + m, y + n) for x, m, y, n in zip(a.offset, a.shape, b.offset, b.shape, strict=True))
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    distinct = sorted(set(ranks))
-    return f"rank {distinct[0]}" if len(distinct) == 1 else f"ranks {', '.join(map(str, distinct))}"
+    `transition` is the number of the rank's last one, `spent` are the publish ids that it has acted on.
+    """
+    rank = worker.rank
+    if (quorum.run, quorum.role, quorum.config_hash) != (worker.run, worker.role, gang.config_hash):
+        return f"it is of another gang, {quorum.run}/{quorum.role}"
+    if quorum.publish_id in spent:
+        return "it was used before"
+    if len(quorum.transitions) != gang.world_size or quorum.transitions[rank] != transition:
+        agreed = quorum.transitions[rank] if rank < len(quorum.transitions) else None
+        return f"this rank attested at transition {agreed} and is now at {transition}"
+    weights = (quorum.slot, quorum.weights.incarnation, quorum.weights.version, quorum.summaries[rank])
+    if weights != (record.slot, gang.incarnation, record.version, record.digest):
+        return f"it is about {weights}, not about the recorded {record}"
+    return None
 
 
 class ActorPermit:

@@ -5,38 +5,26 @@
     with step(k): …                     the optimizer may write; on exit the new bytes have a version and a digest
     attest -> (agree) -> with publishing(quorum) | saving(quorum) as permit: …      bytes may leave
 
-Work happens *between* two triggers, never in a callback: the first trigger says what is about to happen to the live
-bytes, the second that it did. Anything that goes wrong in between ends in `poisoned`, or provably where it began.
-The lock goes around triggers only; `view()` reads one immutable value and never waits.
+Each scope is two transitions of `residency.py` around some work. Anything that goes wrong in between ends in
+`poisoned`, or provably where it began. `view()` reads one immutable value and never waits.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from transitions import MachineError
-
-from state import lifecycle
 from state.ambient import Ambient
 from state.digest import ShardDigest
 from state.errors import InvariantViolation
-from state.gang import ActorPermit, Attestation, GangId, Kept, PermitVoid, Purpose, Quorum, mint_permit
+from state.gang import ActorPermit, Attestation, GangId, Kept, PermitVoid, Purpose, Quorum, mint_permit, why_void
 from state.journal import Journal
+from state.residency import Residency, reason
 from state.slots import Provenance, Slot, SlotRecord, SlotView, WorkerId
 from state.store import Key, NotHeld, SlotStore
 
 RESTORABLE = ("loading", "switching")
-# All that may happen inside a borrow, however many slots are lent one inside the other.
-WHILE_LENT = ("switch", "switched", "fail")
-
-
-class SlotViolation(InvariantViolation):
-    """Something was asked of the slots that may not happen in their present state; nothing was done."""
 
 
 class Poisoned(InvariantViolation):
@@ -61,12 +49,6 @@ class NoOptimizer:
 
     def master_mismatches(self) -> list[str]:
         return []
-
-
-@dataclass(frozen=True, slots=True)
-class _Poison:
-    origin: str
-    reason: str
 
 
 class StepScope:
@@ -104,28 +86,23 @@ class SlotMachine:
         self._store = store
         self._worker = worker
         self._gang = gang
-        self._journal = journal
         self._ambient = ambient
         self._primary = Key(primary)
         self._optimizer: MasterWeights = optimizer or NoOptimizer()
         self._keep_old_actors = keep_old_actors
         self._kept = frozenset(kept)
         self._records: dict[Key, tuple[SlotRecord, ShardDigest]] = {}
-        self._poison: _Poison | None = None
         self._spent: set[str] = set()
         self._ready = False
-        self._lent = False
         self._permit: ActorPermit | None = None
-        self._lock = threading.RLock()
-        self._life = lifecycle.Lifecycle(primary)
-        self._view = SlotView(worker, gang.world_size, gang.incarnation, self.state, 0, "created", time.time())
-        journal.append("created", **self._identity(), slots={s: store.tier(s) for s in store.slots}, primary=primary)
+        self._live = Residency(worker, gang, journal, primary)
+        self._live.note("created", slots={s: store.tier(s) for s in store.slots}, primary=primary)
 
     # ---- reading ---------------------------------------------------------------------------------------------
 
     def view(self) -> SlotView:
         """What is live right now. Never blocks, whatever the worker is doing."""
-        return self._view
+        return self._live.view
 
     def record(self, slot: Slot, version: int | None = None) -> SlotRecord:
         """What is recorded of a slot; `version` for old_actor."""
@@ -142,7 +119,7 @@ class SlotMachine:
 
     @property
     def state(self) -> str:
-        return self._life.state
+        return self._live.state
 
     # ---- filling ---------------------------------------------------------------------------------------------
 
@@ -151,8 +128,9 @@ class SlotMachine:
         key = Key(slot, version if slot is Slot.OLD_ACTOR else None)
         tier = self._store.tier(slot)
         if key == self._primary and key in self._records and self._records[key][0].version > version:
-            self._refuse(f"load {slot}@{version}: it is at version {self._records[key][0].version}, which only grows")
-        with self._moving("load", slot, provenance=str(provenance)):
+            known = self._records[key][0].version
+            self._live.refuse(f"load {slot}@{version}: it is at version {known}, which only grows")
+        with self._live.moving("load", slot, provenance=str(provenance)):
             if key == self._primary:
                 self._ready = False
             else:
@@ -163,39 +141,31 @@ class SlotMachine:
             digest = self._store.digest()
             record = SlotRecord(slot, version, digest.summary, provenance, tier)
             self._records[key] = (record, digest)
-            self._fire("loaded", slot, record)
+            self._live.fire("loaded", slot, record)
         return record
 
     def ready(self) -> None:
         """Last act of init: the primary is resident, its bytes are the recorded ones, and so are its masters."""
         record, digest = self._recorded(self._primary)
-        if self._lent:
-            self._refuse(f"ready {self.primary} inside a borrow")
-        if self.state != lifecycle.resident(self.primary):
+        if self._live.lent:
+            self._live.refuse(f"ready {self.primary} inside a borrow")
+        if not self._live.is_resident():
             self._switch(self._primary)
-        live = self._store.digest()
-        if live != digest:
-            self._fail(f"live bytes {live.summary} are not the recorded {digest.summary} of {self.primary}")
-            raise Poisoned(f"{self._worker}: init ended with other bytes than were loaded into {self.primary}")
+        self._must_hold(digest, f"init ended with other bytes than were loaded into {self.primary}")
         if wrong := self._optimizer.master_mismatches():
-            self._fail(f"master weights differ from {self.primary} in {len(wrong)} parameters: {', '.join(wrong[:5])}")
-            raise Poisoned(
-                f"{self._worker}: the optimizer's master weights are not those of {self.primary}: "
-                f"{len(wrong)} parameters differ, among them {', '.join(wrong[:5])}"
-            )
-        self._fire("ready", self.primary, record)
+            named = f"{len(wrong)} parameters differ, among them {', '.join(wrong[:5])}"
+            self._live.fail(f"the optimizer's master weights are not those of {self.primary}: {named}")
+            raise Poisoned(f"{self._worker}: the optimizer's master weights are not those of {self.primary}: {named}")
+        self._live.fire("ready", self.primary, record)
         self._ready = True
 
     def snapshot(self, slot: Slot) -> SlotRecord:
         """Fill `slot` (old_actor, or ref to refresh it) with the clean, resident actor. Live bytes do not move."""
         if slot is self.primary:
-            self._refuse(f"snapshot {slot}: it is the primary itself")
-        self._must_be(lifecycle.resident(self.primary), f"snapshot {slot}")
+            self._live.refuse(f"snapshot {slot}: it is the primary itself")
+        self._live.must_be_resident(f"snapshot {slot}")
         source, digest = self._recorded(self._primary)
-        live = self._store.digest()
-        if live != digest:
-            self._fail(f"live bytes {live.summary} are not the recorded {digest.summary} of {self.primary}")
-            raise Poisoned(f"{self._worker}: {self.primary} changed outside a step; no snapshot was taken of it")
+        self._must_hold(digest, f"{self.primary} changed outside a step; no snapshot was taken of it")
         key = Key(slot, source.version if slot is Slot.OLD_ACTOR else None)
         record = SlotRecord(
             slot, source.version, source.digest, Provenance.snapshot(source.version), self._store.tier(slot)
@@ -203,7 +173,7 @@ class SlotMachine:
         self._store.snapshot(self._primary, key)
         self._records[key] = (record, digest)
         self._trim_ring()
-        self._journal.append("snapshot", **self._identity(), slot=slot, version=source.version, digest=source.digest)
+        self._live.note("snapshot", slot=slot, version=source.version, digest=source.digest)
         return record
 
     # ---- using -----------------------------------------------------------------------------------------------
@@ -213,33 +183,25 @@ class SlotMachine:
         """Compute with another slot inside the scope. Parameters, buffers, mode and random state end as they began."""
         primary = self._recorded(self._primary)[0]
         if slot is self.primary or (slot is Slot.OLD_ACTOR and version == primary.version):
-            self._must_be(lifecycle.resident(self.primary), f"use {slot}")
+            self._live.must_be_resident(f"use {slot}")
             captured = self._ambient.capture()
-            with self._lending():
+            with self._live.lending():
                 try:
                     yield primary
                 finally:
                     self._ambient.restore(captured)
             return
         key = Key(slot, version)
-        self._must_be(lifecycle.resident(self.primary), f"borrow {key}")
+        self._live.must_be_resident(f"borrow {key}")
         record = self._recorded(key)[0]
         captured = self._ambient.capture()
-        with self._lending():
+        with self._live.lending():
             self._switch(key)
             try:
                 yield record
             finally:
                 self._switch(self._primary)
                 self._ambient.restore(captured)
-
-    @contextmanager
-    def _lending(self) -> Iterator[None]:
-        outer, self._lent = self._lent, True
-        try:
-            yield
-        finally:
-            self._lent = outer
 
     @contextmanager
     def step(self, rollout_id: int) -> Iterator[StepScope]:
@@ -250,9 +212,9 @@ class SlotMachine:
         """
         before, digest = self._recorded(self._primary)
         if rollout_id + 1 <= before.version:
-            self._refuse(f"train rollout {rollout_id}: {self.primary} is already at version {before.version}")
+            self._live.refuse(f"train rollout {rollout_id}: {self.primary} is already at version {before.version}")
         self._must_be_ready(f"train rollout {rollout_id}")
-        self._fire("step", self.primary, before, rollout_id=rollout_id)
+        self._live.fire("step", self.primary, before, rollout_id=rollout_id)
         scope = StepScope()
         try:
             yield scope
@@ -262,14 +224,14 @@ class SlotMachine:
                 raise Poisoned(f"{self._worker}: {self.primary} changed in rollout {rollout_id}, and nobody wrote")
         except BaseException as error:
             if not scope.wrote and self._is_still(digest) and self._has_its_masters():
-                self._fire("unchanged", self.primary, before, detail=_reason(error))
+                self._live.fire("unchanged", self.primary, before, detail=reason(error))
             else:
-                self._fail(_reason(error))
+                self._live.fail(reason(error))
             raise
         record = SlotRecord(self.primary, rollout_id + 1, after.summary, Provenance.step(rollout_id), before.tier)
         self._records[self._primary] = (record, after)
         self._store.forget(self._primary)
-        self._fire("commit", self.primary, record, rollout_id=rollout_id)
+        self._live.fire("commit", self.primary, record, rollout_id=rollout_id)
 
     # ---- letting bytes out -----------------------------------------------------------------------------------
 
@@ -278,10 +240,10 @@ class SlotMachine:
 
         `with_kept`: also what a checkpoint must hold beside the primary, hashed where it rests.
         """
-        view = self._view
-        live = self._store.digest() if view.state == lifecycle.resident(self.primary) else None
-        if self._view.transition != view.transition:
-            self._refuse("attest: a transition came in between")
+        view = self._live.view
+        live = self._store.digest() if self._live.is_resident() else None
+        if self._live.view.transition != view.transition:
+            self._live.refuse("attest: a transition came in between")
         kept = self._attest_kept() if with_kept and live is not None else ()
         record = view.resident
         return Attestation(
@@ -329,14 +291,13 @@ class SlotMachine:
         key = Key(slot, version if slot is Slot.OLD_ACTOR else None)
         what = f"save {key}"
         permit.require("save")
-        self._must_be("saving", what)
+        self._live.must_be("saving", what)
         record = self._recorded(key)[0]
         agreed = {(k.slot, k.version): k.summaries[self._worker.rank] for k in permit.quorum.kept}
         if agreed.get((slot, record.version)) != record.digest:
-            self._refuse(f"{what}: the quorum {permit.quorum.publish_id} is not about it as recorded", PermitVoid)
-        self._journal.append(
+            self._live.refuse(f"{what}: the quorum {permit.quorum.publish_id} is not about it as recorded", PermitVoid)
+        self._live.note(
             "kept",
-            **self._identity(),
             publish_id=permit.quorum.publish_id,
             slot=slot,
             version=record.version,
@@ -352,16 +313,19 @@ class SlotMachine:
                 yield
         except BaseException as error:
             if not self._store.is_at_home(self._primary):
-                self._fail(_reason(error))
+                if self._permit is not None:
+                    self._permit.revoke()
+                self._live.fail(reason(error))
             raise
 
     @contextmanager
     def _permitted(self, purpose: Purpose, quorum: Quorum) -> Iterator[ActorPermit]:
         record, digest = self._recorded(self._primary)
-        with self._lock:
+        with self._live.lock:
             self._must_be_ready(f"{purpose} with quorum {quorum.publish_id}")
-            self._check_quorum(purpose, quorum, record)
-            self._fire(purpose, self.primary, record, publish_id=quorum.publish_id)
+            if objection := why_void(quorum, self._worker, self._gang, record, self._live.view.transition, self._spent):
+                self._live.refuse(f"{purpose} with quorum {quorum.publish_id}: {objection}", PermitVoid)
+            self._live.fire(purpose, self.primary, record, publish_id=quorum.publish_id)
             self._spent.add(quorum.publish_id)
         permit = self._permit = mint_permit(quorum, purpose)
         try:
@@ -369,35 +333,19 @@ class SlotMachine:
         except BaseException as error:
             permit.revoke()
             if self._is_still(digest):
-                self._fire("done", self.primary, record, publish_id=quorum.publish_id, detail=_reason(error))
+                self._live.fire("done", self.primary, record, publish_id=quorum.publish_id, detail=reason(error))
             else:
-                self._fail(_reason(error))
+                self._live.fail(reason(error))
             raise
         permit.revoke()
-        self._fire("done", self.primary, record, publish_id=quorum.publish_id)
-
-    def _check_quorum(self, purpose: Purpose, quorum: Quorum, record: SlotRecord) -> None:
-        rank, view = self._worker.rank, self._view
-        what = f"{purpose} with quorum {quorum.publish_id}"
-        own = (self._worker.run, self._worker.role, self._gang.config_hash)
-        if (quorum.run, quorum.role, quorum.config_hash) != own:
-            self._refuse(f"{what}: it is of another gang, {quorum.run}/{quorum.role}", PermitVoid)
-        if quorum.publish_id in self._spent:
-            self._refuse(f"{what}: it was used before", PermitVoid)
-        if len(quorum.transitions) != self._gang.world_size or quorum.transitions[rank] != view.transition:
-            agreed = quorum.transitions[rank] if rank < len(quorum.transitions) else None
-            now = view.transition
-            self._refuse(f"{what}: this rank attested at transition {agreed} and is now at {now}", PermitVoid)
-        agreed_weights = (quorum.slot, quorum.weights.incarnation, quorum.weights.version, quorum.summaries[rank])
-        if agreed_weights != (self.primary, self._gang.incarnation, record.version, record.digest):
-            self._refuse(f"{what}: it is about {agreed_weights}, not about the recorded {record}", PermitVoid)
+        self._live.fire("done", self.primary, record, publish_id=quorum.publish_id)
 
     # ---- sleeping, healing -----------------------------------------------------------------------------------
 
     def sleep(self) -> None:
         """Release the live bytes; the backing copy and the optimizer's state are the truth until `wake`."""
         record = self._recorded(self._primary)[0]
-        self._fire("sleep", self.primary, record)
+        self._live.fire("sleep", self.primary, record)
         try:
             self._store.release(self._primary)
         except BaseException:
@@ -406,7 +354,7 @@ class SlotMachine:
 
     def wake(self) -> None:
         """Bring back the primary, verified."""
-        with self._moving("wake", self.primary):
+        with self._live.moving("wake", self.primary):
             self._store.reclaim()
             self._bring(self._primary, verify=True)
 
@@ -415,18 +363,19 @@ class SlotMachine:
 
         After an error while loading or switching it does; once the optimizer has written, only a new gang helps.
         """
-        poison = self._poison
+        poison = self._live.poison
         if poison is None or poison.origin not in RESTORABLE:
-            self._refuse(f"heal: {'not poisoned' if poison is None else f'poisoned while {poison.origin}'}", Poisoned)
-        with self._moving("restore", self.primary):
+            found = "not poisoned" if poison is None else f"poisoned while {poison.origin}"
+            self._live.refuse(f"heal: {found}", Poisoned)
+        with self._live.moving("restore", self.primary):
             self._store.reclaim()
             self._bring(self._primary, verify=True)
-            self._poison = None
+            self._live.poison = None
 
     # ---- the only ways that residency changes ------------------------------------------------------------------
 
     def _switch(self, key: Key) -> None:
-        with self._moving("switch", key.slot, version=key.version):
+        with self._live.moving("switch", key.slot, version=key.version):
             self._bring(key)
 
     def _bring(self, key: Key, verify: bool = False) -> None:
@@ -437,67 +386,18 @@ class SlotMachine:
             live = self._store.digest()
             if live != digest:
                 raise Poisoned(f"{self._worker}: {key} came back as {live.summary}, recorded is {digest.summary}")
-        self._fire("switched", key.slot, record)
-
-    @contextmanager
-    def _moving(self, trigger: str, slot: Slot, **fields: Any) -> Iterator[None]:
-        """Bytes move inside: enter by `trigger`; the body ends by firing its success, or the worker is poisoned."""
-        self._fire(trigger, slot, None, **fields)
-        try:
-            yield
-        except BaseException as error:
-            self._fail(_reason(error))
-            raise
-
-    def _fire(self, trigger: str, slot: Slot, record: SlotRecord | None, **fields: Any) -> None:
-        """One transition: the machine moves, the view is replaced, the journal has it."""
-        with self._lock:
-            before = self.state
-            if self._lent and trigger not in WHILE_LENT:
-                self._refuse(f"{trigger} {slot} inside a borrow")
-            try:
-                self._life.move(trigger, slot)
-            except MachineError as error:
-                self._refuse(f"{trigger} {slot} in state {before}: it may not happen there", cause=error)
-            resident = record if self.state == lifecycle.resident(slot) else None
-            detail = str(fields.pop("detail", ""))
-            self._view = SlotView(
-                self._worker,
-                self._gang.world_size,
-                self._gang.incarnation,
-                self.state,
-                self._view.transition + 1,
-                trigger,
-                time.time(),
-                resident,
-                detail,
-            )
-            about = {"slot": slot} | ({"version": record.version, "digest": record.digest} if record else {})
-            self._journal.append(
-                "transition",
-                **self._identity(),
-                transition=self._view.transition,
-                trigger=trigger,
-                before=before,
-                after=self.state,
-                **(about | fields),
-                **({"detail": detail} if detail else {}),
-            )
-
-    def _fail(self, reason: str) -> None:
-        if self.state != "poisoned":
-            self._poison = _Poison(self.state, reason)
-            if self._permit is not None:
-                self._permit.revoke()
-            self._fire("fail", self.primary, None, detail=f"while {self.state}: {reason}")
-
-    def _must_be(self, state: str, what: str) -> None:
-        if self.state != state:
-            self._refuse(f"{what} in state {self.state}: it needs {state}")
+        self._live.fire("switched", key.slot, record)
 
     def _must_be_ready(self, what: str) -> None:
         if not self._ready:
-            self._refuse(f"{what}: ready() has not verified {self.primary} since it was loaded")
+            self._live.refuse(f"{what}: ready() has not verified {self.primary} since it was loaded")
+
+    def _must_hold(self, digest: ShardDigest, complaint: str) -> None:
+        """The live bytes are these, or the worker is poisoned."""
+        live = self._store.digest()
+        if live != digest:
+            self._live.fail(f"live bytes {live.summary} are not the recorded {digest.summary} of {self.primary}")
+            raise Poisoned(f"{self._worker}: {complaint}")
 
     def _is_still(self, digest: ShardDigest) -> bool:
         """Whether the primary is live with provably these bytes. Bytes that cannot be hashed are not."""
@@ -512,16 +412,10 @@ class SlotMachine:
         except Exception:
             return False
 
-    def _refuse(self, what: str, kind: type[InvariantViolation] = SlotViolation, cause: Exception | None = None) -> Any:
-        """Journal a refusal and raise. Nothing was done."""
-        self._journal.append("refusal", **self._identity(), state=self.state, what=what)
-        poisoned = f" ({self._poison.reason})" if self._poison else ""
-        raise kind(f"{self._worker} refuses to {what}{poisoned}") from cause
-
     def _recorded(self, key: Key) -> tuple[SlotRecord, ShardDigest]:
         if key not in self._records:
             known = ", ".join(sorted(map(str, self._records))) or "none"
-            self._refuse(f"use {key}: it was never filled here; filled: {known}", NotHeld)
+            self._live.refuse(f"use {key}: it was never filled here; filled: {known}", NotHeld)
         return self._records[key]
 
     def _trim_ring(self) -> None:
@@ -529,16 +423,3 @@ class SlotMachine:
         for key in ring[: max(0, len(ring) - self._keep_old_actors)]:
             self._store.forget(key)
             del self._records[key]
-
-    def _identity(self) -> Mapping[str, Any]:
-        return {
-            "run": self._worker.run,
-            "role": self._worker.role,
-            "rank": self._worker.rank,
-            "world_size": self._gang.world_size,
-            "incarnation": self._gang.incarnation,
-        }
-
-
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-MACHINE, STORE, GANG, LIFE = "state/machine.py", "state/store.py", "state/gang.py", "state/lifecycle.py"
+MACHINE, RESIDENCY, STORE = "state/machine.py", "state/residency.py", "state/store.py"
+GANG, SHARDS, LIFE = "state/gang.py", "state/shards.py", "state/lifecycle.py"
 T_MACHINE, T_STORE, T_GANG = "tests/state/test_machine.py", "tests/state/test_store.py", "tests/state/test_gang.py"
 T_PUBLISH, T_FLEET = "tests/orchestrator/test_publish.py", "tests/orchestrator/test_fleet.py"
 T_ENGINE, T_RESUME = "tests/workers/test_embedded_engine.py", "tests/state/test_resume.py"
@@ -52,18 +53,21 @@ def mutant(
 
 NO_LIVE_CHECK_IN_READY = (
     MACHINE,
-    """        live = self._store.digest()
-        if live != digest:
-            self._fail(f"live bytes {live.summary} are not the recorded {digest.summary} of {self.primary}")
-            raise Poisoned(f"{self._worker}: init ended""",
-    """        live = self._store.digest()
-        if live != digest and not self._worker:
-            self._fail(f"live bytes {live.summary} are not the recorded {digest.summary} of {self.primary}")
-            raise Poisoned(f"{self._worker}: init ended""",
+    '        self._must_hold(digest, f"init ended with other bytes than were loaded into {self.primary}")\n',
+    "",
 )
 NO_QUORUM_CHECK = (
+    GANG,
+    """    rank = worker.rank
+    if (quorum.run,""",
+    """    rank = worker.rank
+    if rank >= 0:
+        return None
+    if (quorum.run,""",
+)
+NO_LIVE_CHECK_IN_SNAPSHOT = (
     MACHINE,
-    "            self._check_quorum(purpose, quorum, record)\n",
+    '        self._must_hold(digest, f"{self.primary} changed outside a step; no snapshot was taken of it")\n',
     "",
 )
 
@@ -73,7 +77,7 @@ MUTANTS = (
         "I1",
         (
             MACHINE,
-            "        if self.state != lifecycle.resident(self.primary):\n            self._switch(self._primary)\n",
+            "        if not self._live.is_resident():\n            self._switch(self._primary)\n",
             "",
         ),
         NO_LIVE_CHECK_IN_READY,
@@ -112,15 +116,7 @@ MUTANTS = (
     mutant(
         "a backup is taken of whatever is live",
         "I2",
-        (
-            MACHINE,
-            """        if live != digest:
-            self._fail(f"live bytes {live.summary} are not the recorded {digest.summary} of {self.primary}")
-            raise Poisoned(f"{self._worker}: {self.primary} changed""",
-            """        if live != digest and not self._worker:
-            self._fail(f"live bytes {live.summary} are not the recorded {digest.summary} of {self.primary}")
-            raise Poisoned(f"{self._worker}: {self.primary} changed""",
-        ),
+        NO_LIVE_CHECK_IN_SNAPSHOT,
         killers=(f"{T_MACHINE}::test_only_what_is_recorded_is_snapshotted",),
     ),
     mutant(
@@ -132,7 +128,7 @@ MUTANTS = (
     mutant(
         "replicas that drifted apart are not compared",
         "I2",
-        (GANG, "        if len(held) > 1:\n", "        if len(held) > len(regions) + 1:\n"),
+        (SHARDS, "        if len(held) > 1:\n", "        if len(held) > len(regions) + 1:\n"),
         killers=(f"{T_GANG}::test_every_kind_of_disagreement_names_the_rank",),
     ),
     mutant(
@@ -162,7 +158,7 @@ MUTANTS = (
         ),
         (
             MACHINE,
-            "live = self._store.digest() if view.state == lifecycle.resident(self.primary) else None",
+            "live = self._store.digest() if self._live.is_resident() else None",
             "live = self._store.digest()",
         ),
         NO_QUORUM_CHECK,
@@ -171,7 +167,7 @@ MUTANTS = (
     mutant(
         "the label says actor while the bytes have been discarded",
         "I3",
-        (MACHINE, '        self._fire("sleep", self.primary, record)\n        try:\n', "        try:\n"),
+        (MACHINE, '        self._live.fire("sleep", self.primary, record)\n        try:\n', "        try:\n"),
         killers=(f"{T_MACHINE}::test_a_woken_worker_is_who_it_was",),
     ),
     mutant(
@@ -208,30 +204,28 @@ MUTANTS = (
         (
             MACHINE,
             "        moved = self._store.bring(key, self._primary)\n",
-            """        self._fire("switched", key.slot, record)
+            """        self._live.fire("switched", key.slot, record)
         moved = self._store.bring(key, self._primary)
 """,
         ),
         (
             MACHINE,
             """                raise Poisoned(f"{self._worker}: {key} came back as {live.summary}, recorded is {digest.summary}")
-        self._fire("switched", key.slot, record)
+        self._live.fire("switched", key.slot, record)
 """,
             """                raise Poisoned(f"{self._worker}: {key} came back as {live.summary}, recorded is {digest.summary}")
 """,
         ),
         (
-            MACHINE,
+            RESIDENCY,
             """        try:
             yield
         except BaseException as error:
-            self._fail(_reason(error))
+            self.fail(reason(error))
             raise
-
-    def _fire""",
+""",
             """        yield
-
-    def _fire""",
+""",
         ),
         killers=(f"{T_MACHINE}::test_a_copy_that_breaks_off_on_the_way_in_poisons_and_heals",),
     ),
@@ -290,7 +284,7 @@ MUTANTS = (
     mutant(
         "the copy of before a step is taken for the trained actor",
         "I4",
-        (MACHINE, "        self._store.forget(self._primary)\n        self._fire", "        self._fire"),
+        (MACHINE, "        self._store.forget(self._primary)\n        self._live", "        self._live"),
         killers=(f"{T_MACHINE}::test_no_trained_step_is_lost_to_a_borrow",),
     ),
     mutant(
@@ -302,16 +296,8 @@ MUTANTS = (
     mutant(
         "a copy of the current actor snapshots the slot that was loaded last",
         "I9",
-        (MACHINE, '        self._must_be(lifecycle.resident(self.primary), f"snapshot {slot}")\n', ""),
-        (
-            MACHINE,
-            """        if live != digest:
-            self._fail(f"live bytes {live.summary} are not the recorded {digest.summary} of {self.primary}")
-            raise Poisoned(f"{self._worker}: {self.primary} changed""",
-            """        if live != digest and not self._worker:
-            self._fail(f"live bytes {live.summary} are not the recorded {digest.summary} of {self.primary}")
-            raise Poisoned(f"{self._worker}: {self.primary} changed""",
-        ),
+        (MACHINE, '        self._live.must_be_resident(f"snapshot {slot}")\n', ""),
+        NO_LIVE_CHECK_IN_SNAPSHOT,
         (
             STORE,
             "        if self._at_home != key or self._pointed is not None:\n",
@@ -339,7 +325,7 @@ MUTANTS = (
         "I3",
         (
             MACHINE,
-            "live = self._store.digest() if view.state == lifecycle.resident(self.primary) else None",
+            "live = self._store.digest() if self._live.is_resident() else None",
             "live = self._store.digest()",
         ),
         killers=(f"{T_MACHINE}::test_a_woken_worker_is_who_it_was",),
@@ -349,13 +335,13 @@ MUTANTS = (
         "I3",
         (
             MACHINE,
-            """        with self._moving("wake", self.primary):
+            """        with self._live.moving("wake", self.primary):
             self._store.reclaim()
             self._bring(self._primary, verify=True)
 """,
-            """        with self._moving("wake", self.primary):
+            """        with self._live.moving("wake", self.primary):
             self._store.reclaim()
-            self._fire("switched", self.primary, self._recorded(self._primary)[0])
+            self._live.fire("switched", self.primary, self._recorded(self._primary)[0])
 """,
         ),
         killers=(f"{T_MACHINE}::test_a_woken_worker_is_who_it_was",),
@@ -420,7 +406,7 @@ MUTANTS = (
         "something begins inside a borrow",
         "I3",
         (
-            MACHINE,
+            RESIDENCY,
             "            if self._lent and trigger not in WHILE_LENT:\n",
             "            if self._lent and not trigger:\n",
         ),
@@ -523,8 +509,8 @@ MUTANTS = (
         "a transition is not journaled",
         "I12",
         (
-            MACHINE,
-            '            self._journal.append(\n                "transition",',
+            RESIDENCY,
+            '            self.note(\n                "transition",',
             '            dict(\n                kind="transition",',
         ),
         killers=(f"{T_MACHINE}::test_every_transition_and_refusal_is_journaled_in_order",),
@@ -534,9 +520,9 @@ MUTANTS = (
         "I12",
         (
             MACHINE,
-            '        """What is live right now. Never blocks, whatever the worker is doing."""\n        return self._view\n',
+            '        """What is live right now. Never blocks, whatever the worker is doing."""\n        return self._live.view\n',
             '        """What is live right now. Never blocks, whatever the worker is doing."""\n'
-            "        with self._lock:\n            return self._view\n",
+            "        with self._live.lock:\n            return self._live.view\n",
         ),
         killers=(f"{T_MACHINE}::test_reading_the_state_waits_for_nothing",),
     ),

@@ -148,10 +148,12 @@ class OpenScope:
             self.manager.__exit__(Injected, Injected("abandoned"), None)
 
 
-# What a machine and a store are made of, as far as it changes. The rest is put in at construction and stays.
-MACHINE_STATE = ("_records", "_poison", "_spent", "_ready", "_lent", "_permit", "_view")
-MACHINE_FIXED = ("_store", "_worker", "_gang", "_journal", "_ambient", "_primary", "_optimizer")
-MACHINE_FIXED += ("_keep_old_actors", "_kept", "_lock", "_life")
+# What a machine, its residency and a store are made of, as far as it changes. The rest stays as it was constructed.
+MACHINE_STATE = ("_records", "_spent", "_ready", "_permit")
+MACHINE_FIXED = ("_store", "_worker", "_gang", "_ambient", "_primary", "_optimizer")
+MACHINE_FIXED += ("_keep_old_actors", "_kept", "_live")
+LIVE_STATE = ("poison", "_lent", "_view")
+LIVE_FIXED = ("worker", "gang", "primary", "lock", "_journal", "_life")
 STORE_STATE = ("_backing", "_at_home", "_pointed")
 STORE_FIXED = ("_live", "_tiers", "_homes", "_blocks", "_numbers", "_faults", "_place")
 
@@ -161,6 +163,7 @@ class RankState:
     """All that changes in one rank; tensors are copies."""
 
     machine: dict[str, Any]
+    live: dict[str, Any]
     life: str
     at_home: Key | None
     pointed: Key | None
@@ -200,6 +203,7 @@ class Rank:
             kept=(Slot.REF,),
         )
         assert set(vars(self.machine)) == {*MACHINE_STATE, *MACHINE_FIXED}, "the checker must learn of a new field"
+        assert set(vars(self.machine._live)) == {*LIVE_STATE, *LIVE_FIXED}, "the checker must learn of a new field"
         assert set(vars(self.store)) == {*STORE_STATE, *STORE_FIXED}, "the checker must learn of a new field"
 
     def save(self) -> RankState:
@@ -209,6 +213,7 @@ class Rank:
         known |= {id_of(block.home): (None, i) for i, block in enumerate(store._blocks)}
         return RankState(
             machine={name: _copied(vars(machine)[name]) for name in MACHINE_STATE},
+            live={name: _copied(vars(machine._live)[name]) for name in LIVE_STATE},
             life=machine.state,
             at_home=store._at_home,
             pointed=store._pointed,
@@ -223,7 +228,9 @@ class Rank:
         store, machine = self.store, self.machine
         for name, value in saved.machine.items():
             setattr(machine, name, _copied(value))
-        machine._life.state = saved.life
+        for name, value in saved.live.items():
+            setattr(machine._live, name, _copied(value))
+        machine._live._life.state = saved.life
         store._at_home, store._pointed = saved.at_home, saved.pointed
         store._backing = {key: [b.clone() for b in blocks] for key, blocks in saved.backing.items()}
         for block, home in zip(store._blocks, saved.homes, strict=True):
@@ -250,7 +257,7 @@ class Rank:
         return (
             machine.state,
             machine._ready,
-            machine._poison.origin if machine._poison else None,
+            machine._live.poison.origin if machine._live.poison else None,
             machine.view().resident,
             tuple(sorted((str(k), record.version, record.digest) for k, (record, _) in machine._records.items())),
             str(store._at_home),
@@ -266,7 +273,7 @@ class Rank:
 
     def is_stuck(self) -> bool:
         """Whether nothing leads out of here but a new gang: then it does not matter what is here."""
-        poison = self.machine._poison
+        poison = self.machine._live.poison
         if self.machine.state == "poisoned":
             return poison is None or poison.origin not in RESTORABLE
         return self.machine.state in ("loading", "switching", "stepping", "publishing", "saving")

@@ -14,7 +14,7 @@ from typing import Any
 
 from state.errors import InvariantViolation
 from state.gang import GangDisagreement, PermitVoid, Quorum, agree
-from state.machine import SlotViolation
+from state.residency import SlotViolation
 from state.slots import Provenance, Slot, Tier
 from state.store import Key, NotHeld
 from tests.prove.faults import Faults, Injected

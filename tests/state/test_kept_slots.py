@@ -13,7 +13,7 @@ import pytest
 from state.audit import audit
 from state.gang import ActorPermit, GangDisagreement, PermitVoid, agree
 from state.journal import read_journal
-from state.machine import SlotViolation
+from state.residency import SlotViolation
 from state.slots import Slot, Tier
 from tests.state.toy import ToyWorker, bytes_of, cold_worker, ready_worker, values_of
 from tests.state.toy_run import ToyRun

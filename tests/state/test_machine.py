@@ -16,7 +16,8 @@ import torch
 from state.errors import InvariantViolation
 from state.gang import ActorPermit, GangDisagreement, PermitVoid, Quorum, agree
 from state.journal import read_journal
-from state.machine import Poisoned, SlotMachine, SlotViolation
+from state.machine import Poisoned, SlotMachine
+from state.residency import SlotViolation
 from state.slots import Provenance, Slot, Tier
 from state.store import NotHeld
 from tests.state.toy import AUXILIARY, PADDING, ToyWorker, bytes_of, cold_worker, fill, ready_worker, values_of
@@ -809,7 +810,7 @@ def test_every_transition_and_refusal_is_journaled_in_order(tmp_path: Path) -> N
 def test_reading_the_state_waits_for_nothing(tmp_path: Path) -> None:
     worker = ready_worker(tmp_path)
     seen: list[str] = []
-    with worker.machine._lock, worker.machine.step(0):
+    with worker.machine._live.lock, worker.machine.step(0):
         reader = threading.Thread(target=lambda: seen.append(worker.machine.view().state))
         reader.start()
         reader.join(timeout=20)
