@@ -149,7 +149,8 @@ class LiveRun:
     def confirm_resume(self) -> None:
         if self._resumed is None:
             return
-        found = confirm(self._resumed, self._digest, self._gang.probe)
+        held = self._gang.agree(f"resume-{self._run_dir.incarnation}", with_kept=True)
+        found = confirm(self._resumed, held, self._gang.probe)
         self._run_dir.journal.append(
             "continuity",
             incarnation=self._run_dir.incarnation,

@@ -50,7 +50,7 @@ class Run(Protocol):
 
 
 def train_loop(run: Run, config: Config, start: int) -> None:
-    """Rollouts `start` to `loop.num_rollout - 1`. Publishes first, evaluates before the first, saves after the last.
+    """Rollouts `start` to `loop.num_rollout - 1`. Publishes before the first, and evaluates; saves after the last.
 
     A rollout is reported and exported before it is saved, so that what a checkpoint continues from has been; and saved
     before it is evaluated, so that an evaluation costs no checkpoint. Asked to end, the run saves what it has trained.
@@ -58,8 +58,8 @@ def train_loop(run: Run, config: Config, start: int) -> None:
     end, ahead = config.loop.num_rollout, config.loop.mode == "async"
     trained = saved = start - 1
     try:
-        run.publish()
         run.confirm_resume()
+        run.publish()
         if config.eval.interval:
             run.evaluate(start)
         following = None

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from orchestrator import changing_slots
 from orchestrator.config import Config
 from orchestrator.fingerprints import differing, fingerprints
 from state import checkpoints
@@ -116,7 +117,8 @@ def _of_the_same(config: Config, made: ResumePlan, inventory: Inventory | None) 
     if inventory is None or made.source != "native" or made.iteration not in inventory.ours:
         return made
     directory = checkpoints.iteration_dir(inventory.path, made.iteration)
-    found = differing(checkpoints.read_marker(directory).get("fingerprint", {}), fingerprints(config))
+    marker = checkpoints.read_marker(directory)
+    found = differing(marker.get("fingerprint", {}), fingerprints(config))
     if not made.load_data:
         found.pop("data", None)
     allowed = config.checkpoint.allow_mismatch
@@ -133,4 +135,6 @@ def _of_the_same(config: Config, made: ResumePlan, inventory: Inventory | None) 
     if made.load_data and {"tokenizer", "data"} & found.keys():
         warnings.append("the data cursor and samples still waiting are left behind: prompts begin with the first")
         made = replace(made, load_data=False, reason=f"{made.reason}; the data cursor is left behind")
+    if made.load_optimizer:
+        warnings += changing_slots.warnings(config, directory, marker)
     return replace(made, warnings=(*made.warnings, *warnings))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator import resuming
+from orchestrator.changing_slots import changing
 from orchestrator.config import Config
 from orchestrator.rollout_buffer import RolloutBuffer
 from state import checkpoints
@@ -48,14 +49,6 @@ def keep_old_actors(config: Config) -> int:
     Every rollout is trained on before the second publish after it, whichever loop made it and whichever continues.
     """
     return config.old_actor.keep if config.algorithm.old_logprobs == "old_actor" else 0
-
-
-def changing(config: Config) -> frozenset[Slot]:
-    """Slots beside the actor that change during a run."""
-    refreshed = config.algorithm.needs_ref and config.ref.update_interval is not None
-    return frozenset(
-        ([Slot.REF] if refreshed else []) + ([Slot.OLD_ACTOR] if config.algorithm.old_logprobs == "old_actor" else [])
-    )
 
 
 def _kept(config: Config, plan: ResumePlan) -> list[SlotLoad]:

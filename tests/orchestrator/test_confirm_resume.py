@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,12 +19,22 @@ from state.resume import LoadSpec, ResumePlan, ResumeRequest, plan_resume
 PROBE = Probe("float32", (-1.0, -2.0), (-1.1, -1.9), 0.75, 12, (0.3, 0.02))
 
 
+KEPT = {"ref@4": "re0f", "old_actor@4": "01d4"}
+
+
+def held(digest: str = "abcd", **kept: str) -> Any:
+    """What the gang swears to. `kept`: digests of slots beside the actor that are not those of `KEPT`."""
+    slots = [SimpleNamespace(slot=n.split("@")[0], version=4, digest=kept.get(n[:-2], d)) for n, d in KEPT.items()]
+    return SimpleNamespace(digest=digest, kept=slots)
+
+
 def saved(root: Path, probe: Probe | None = PROBE) -> Path:
     directory = checkpoints.begin(root, 4)
     checkpoints.write_data(directory, {})
     if probe is not None:
         checkpoints.write_probe(directory, probe.to_json())
-    checkpoints.commit(root, 4, {"digest": "abcd"}, None)
+    slots = [{"slot": name.split("@")[0], "version": 4, "digest": digest} for name, digest in KEPT.items()]
+    checkpoints.commit(root, 4, {"digest": "abcd", "slots": slots}, None)
     return directory
 
 
@@ -38,7 +49,7 @@ def test_what_was_saved_costs_nothing(tmp_path: Path) -> None:
     saved(tmp_path)
     asked = expectation(tmp_path, resume="must")
     assert asked is not None
-    assert confirm(asked, "abcd", lambda: PROBE) == ()
+    assert confirm(asked, held(), lambda: PROBE) == ()
 
 
 def test_where_it_must_be_right_a_jump_ends_the_run_with_three(tmp_path: Path) -> None:
@@ -46,7 +57,7 @@ def test_where_it_must_be_right_a_jump_ends_the_run_with_three(tmp_path: Path) -
     asked = expectation(tmp_path, resume="must")
     assert asked is not None
     with pytest.raises(ContinuityBroken) as ended:
-        confirm(asked, "ef01", lambda: replace(PROBE, optimizer_steps=0))
+        confirm(asked, held("ef01"), lambda: replace(PROBE, optimizer_steps=0))
     said = str(ended.value)
     for words in (str(directory), "digest is ef01, saved was abcd", "0 steps, it had 12", "ckpt_step", "[continuity]"):
         assert words in said
@@ -60,8 +71,27 @@ def test_elsewhere_it_is_a_warning_that_is_hard_to_miss(
     saved(tmp_path)
     asked = expectation(tmp_path, **checkpoint)
     assert asked is not None
-    assert len(confirm(asked, "ef01", lambda: PROBE)) == 1
+    assert len(confirm(asked, held("ef01"), lambda: PROBE)) == 1
     assert "DOES NOT CONTINUE WHERE IT STOPPED" in caplog.text
+
+
+@pytest.mark.parametrize("resume", ["auto", "must"])
+def test_a_slot_beside_the_actor_that_is_not_what_was_saved_ends_the_run_with_three(
+    tmp_path: Path, resume: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(tmp_path)
+    asked = expectation(tmp_path, resume=resume)
+    assert asked is not None
+    with pytest.raises(ContinuityBroken, match=r"the digest of ref@4 is 0the, saved was re0f") as ended:
+        confirm(asked, held(ref="0the"), lambda: PROBE)
+    assert exit_code(ended.value) == ExitCode.RESUME
+    assert "old_actor" not in str(ended.value)
+    with pytest.raises(ContinuityBroken, match="the digest of old_actor@4 is 0the"):
+        confirm(asked, held(old_actor="0the"), lambda: PROBE)
+    allowed = expectation(tmp_path, resume=resume, allow_mismatch=("continuity",))
+    assert allowed is not None
+    assert len(confirm(allowed, held(ref="0the"), lambda: PROBE)) == 1
+    assert "ref@4" in caplog.text
 
 
 def test_bytes_of_another_dtype_and_an_optimizer_that_was_not_asked_for_are_not_compared(tmp_path: Path) -> None:
@@ -69,9 +99,15 @@ def test_bytes_of_another_dtype_and_an_optimizer_that_was_not_asked_for_are_not_
     low = expectation(tmp_path, dtype="bfloat16")
     assert low is not None
     assert low.digest is None
+    assert confirm(low, held("ef01", ref="0the"), lambda: PROBE) == ()
     alone = expectation(tmp_path, weights_only=True)
     assert alone is not None
-    assert confirm(alone, "abcd", lambda: replace(PROBE, optimizer_steps=0, moments=(0.0, 0.0))) == ()
+    assert (
+        confirm(
+            alone, held(ref="0the", old_actor="0the"), lambda: replace(PROBE, optimizer_steps=0, moments=(0.0, 0.0))
+        )
+        == ()
+    )
 
 
 def test_a_checkpoint_without_a_probe_and_a_fresh_start_ask_for_nothing(tmp_path: Path) -> None:

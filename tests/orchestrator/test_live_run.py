@@ -1,16 +1,20 @@
 """What a live run does when engines are lost: it publishes to those that are left, or ends with the reason."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from orchestrator.config import Config
+from orchestrator.continuity import ContinuityBroken, Expected
 from orchestrator.engine_lanes import NoEngineServes
 from orchestrator.interrupts import Stop
 from orchestrator.live_run import LiveRun
+from orchestrator.loops import train_loop
 from orchestrator.publish import Published
 from orchestrator.waiting import WorkerFailed
+from state.continuity import Probe
 from state.slots import WeightId
 
 
@@ -64,6 +68,32 @@ def live(engines: Engines) -> LiveRun:
     nothing: Any = None
     directory: Any = Directory()
     return LiveRun(Config(), directory, nothing, parts, parts, nothing, nothing, Stop(0.0), None)
+
+
+class Gang:
+    """Holds another reference than was saved."""
+
+    probe_taken = Probe("float32", (-1.0,), (-1.0,), 0.5, 3, (0.1, 0.1))
+
+    def agree(self, publish_id: str, *, with_kept: bool = False) -> Any:
+        kept = [SimpleNamespace(slot="ref", version=2, digest="other")] if with_kept else []
+        return SimpleNamespace(digest="actor", kept=kept)
+
+    def probe(self) -> Probe:
+        return self.probe_taken
+
+
+def test_a_kept_slot_with_other_bytes_than_were_saved_ends_the_run_before_anything_is_published() -> None:
+    engines, anyone, nothing = Engines([]), Gang(), None
+    gang: Any = anyone
+    parts: Any = engines
+    directory: Any = Directory()
+    unset: Any = nothing
+    saved = Expected(Path("ckpt"), Gang.probe_taken, "actor", {"ref@2": "saved"}, True, fatal=False, allowed=False)
+    run = LiveRun(Config(), directory, gang, parts, parts, unset, unset, Stop(0.0), saved)
+    with pytest.raises(ContinuityBroken, match="the digest of ref@2 is other, saved was saved"):
+        train_loop(run, Config(), 0)
+    assert engines.log == []
 
 
 def test_a_publish_that_an_engine_died_in_is_begun_anew_under_another_id() -> None:

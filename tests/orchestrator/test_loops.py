@@ -76,7 +76,7 @@ def only(verbs: list[str], verb: str) -> list[int]:
 
 def test_a_step_is_generated_trained_reported_saved_published_and_measured() -> None:
     assert looped(0, 1, save=1, evaluate=1) == [
-        *("publish", "confirm_resume", "evaluate 0", "generate 0", "wait 0", "train 0", "report 0"),
+        *("confirm_resume", "publish", "evaluate 0", "generate 0", "wait 0", "train 0", "report 0"),
         *("save 0", "publish", "evaluate 1"),
     ]
 
@@ -92,7 +92,7 @@ def test_the_last_rollout_is_saved_whatever_the_interval_and_wherever_the_run_st
 
 def test_a_resumed_run_is_measured_once_before_it_trains() -> None:
     verbs = looped(5, 7, evaluate=10)
-    assert verbs[:4] == ["publish", "confirm_resume", "evaluate 5", "generate 5"]
+    assert verbs[:4] == ["confirm_resume", "publish", "evaluate 5", "generate 5"]
     assert only(verbs, "evaluate") == [5, 7]
 
 
@@ -102,13 +102,13 @@ def test_a_rollout_is_saved_before_it_is_measured() -> None:
 
 
 def test_only_an_evaluation_is_a_run_too() -> None:
-    assert looped(0, 0, evaluate=1) == ["publish", "confirm_resume", "evaluate 0"]
+    assert looped(0, 0, evaluate=1) == ["confirm_resume", "publish", "evaluate 0"]
 
 
 def test_async_is_one_rollout_ahead_and_never_publishes_or_saves_while_it_is_generated() -> None:
     verbs = looped(0, 3, mode="async", save=1)
     assert verbs == [
-        *("publish", "confirm_resume", "generate 0", "wait 0", "generate 1", "train 0", "report 0", "wait 1", "save 0"),
+        *("confirm_resume", "publish", "generate 0", "wait 0", "generate 1", "train 0", "report 0", "wait 1", "save 0"),
         *("wait 1", "publish", "wait 1", "generate 2", "train 1", "report 1", "wait 2", "save 1"),
         *("wait 2", "publish", "wait 2", "train 2", "report 2", "save 2", "publish"),
     ]
@@ -126,7 +126,7 @@ def test_what_is_generated_is_trained_also_at_the_end(mode: str, start: int, end
 @pytest.mark.parametrize("publish_every", [1, 2, 3])
 def test_every_start_publishes_first_and_then_on_schedule(mode: str, start: int, publish_every: int) -> None:
     verbs = looped(start, start + 6, mode=mode, publish_every=publish_every)
-    assert verbs[0] == "publish"
+    assert verbs[:2] == ["confirm_resume", "publish"]
     due = [r for r in range(start, start + 6) if (r + 1) % publish_every == 0 or r == start + 5]
     assert verbs.count("publish") == 1 + len(due)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator import checks
+from orchestrator.changing_slots import changing
 from orchestrator.options import ConfigError
 from orchestrator.resuming import protected
-from orchestrator.slot_plan import changing, keep_old_actors
+from orchestrator.slot_plan import keep_old_actors
 from state.gang import agree
 from state.slots import Slot, Tier
 from tests.orchestrator.valid_config import with_flags

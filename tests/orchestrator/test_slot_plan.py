@@ -64,6 +64,26 @@ def test_a_checkpoint_from_before_the_reference_was_refreshed_leaves_the_configu
     assert planned(tmp_path, *REFRESHED) == {"ref@0": ("random", None, None)}
 
 
+def test_a_reference_that_is_refreshed_no_longer_or_only_from_now_on_is_a_warning(tmp_path: Path) -> None:
+    def said(*flags: str) -> str:
+        return " ".join(
+            resuming.plan(with_flags(tmp_path, "--checkpoint.load", str(tmp_path / "ckpt"), *flags)).warnings
+        )
+
+    saved(tmp_path / "ckpt", 4, [("ref", 4)])
+    assert said(*REFRESHED) == ""
+    assert "ref@4; ref.update_interval is not set any more" in said()
+    assert "ref@4; no KL term is on any more" in said(
+        "--algorithm.use_kl_loss", "false", "--algorithm.kl_loss_coef", "0"
+    )
+    assert said("--checkpoint.weights_only", "true") == ""
+    saved(tmp_path / "ckpt", 5, [("ref", 0)])  # was to be refreshed, and had not been
+    assert said() == ""
+    saved(tmp_path / "ckpt", 6, [("old_actor", 7)])
+    assert "iter_0000006 was saved by a run that did not refresh its reference" in said(*REFRESHED)
+    assert said() == ""
+
+
 def test_weights_alone_begin_anew_with_the_configured_reference(tmp_path: Path) -> None:
     saved(tmp_path / "ckpt", 4, [("ref", 4), ("old_actor", 4)])
     flags = (*REFRESHED, *OLD_ACTOR, "--checkpoint.weights_only", "true")
