@@ -50,7 +50,8 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/pytest -m "not prove"
+	$(BIN)/pytest -m "not prove and not alone" --numprocesses 2 --dist loadfile
+	$(BIN)/pytest -m "not prove and alone"
 
 # What needs the real SGLang: the contract of engines, its server's life, the quickstart. SGLANG=0.5.17 for the older.
 test-sglang: $(READY) $(SGLANG_READY)

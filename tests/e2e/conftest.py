@@ -12,6 +12,12 @@ from tests.e2e.runs import Place
 BASE = {"loop": {"num_rollout": 4}, "checkpoint": {"save_interval": 1}}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker("alone")
+
+
 @dataclass(frozen=True)
 class Base:
     """Four rollouts, never interrupted, all four checkpoints kept."""

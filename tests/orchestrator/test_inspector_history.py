@@ -166,7 +166,7 @@ def test_a_killed_start_lasts_until_the_next_one_at_most(tmp_path: Path) -> None
     assert history.status() in ("running", "silent")
 
 
-@pytest.mark.parametrize(("pid", "status"), [(os.getpid(), "running"), (2**22 + 1, "silent")])
+@pytest.mark.parametrize(("pid", "status"), [(os.getpid(), "running"), (2**22 + 1, "silent")], ids=["lives", "is gone"])
 def test_a_run_without_an_end_runs_where_its_driver_does(tmp_path: Path, pid: int, status: str) -> None:
     generate(1, 1, 1, BEGAN, trouble=False, ended=False, pid=pid).write(tmp_path / "run")
     assert history_of(tmp_path / "run").status() == status

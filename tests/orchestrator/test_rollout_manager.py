@@ -14,6 +14,8 @@ from orchestrator.rollout_manager import ManagerSpec, RolloutManager, engine_row
 from state.engine_life import EnginePhase, EngineStatus
 from state.slots import WeightId
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120.0
 
