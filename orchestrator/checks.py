@@ -188,6 +188,8 @@ def _checkpoint(config: Config) -> Iterator[Problem]:
     checkpoint = config.checkpoint
     if checkpoint.keep is not None and checkpoint.save_interval is None:
         yield Problem("checkpoint.keep", "is set, but nothing is saved; set checkpoint.save_interval")
+    if checkpoint.async_save and checkpoint.save_interval is None:
+        yield Problem("checkpoint.async_save", "is set, but nothing is saved; set checkpoint.save_interval")
     directory = checkpoint.load or checkpoint.save or checkpoint.save_interval
     if checkpoint.ckpt_step is not None and not directory:
         yield Problem("checkpoint.ckpt_step", "is an iteration of checkpoint.load, which is not set (nor is save)")

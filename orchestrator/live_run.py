@@ -6,21 +6,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from orchestrator import exporting, resuming
 from orchestrator.config import Config
 from orchestrator.continuity import Expected, confirm
 from orchestrator.engine_lanes import NoEngineServes
-from orchestrator.fingerprints import fingerprints
 from orchestrator.interrupts import Stop
 from orchestrator.manager_client import ManagerClient, PendingRollout
 from orchestrator.publish import Publisher
 from orchestrator.rollout_files import write_published
 from orchestrator.run_dir import RunDir
+from orchestrator.saving import Saving
 from orchestrator.tracking.base import Tracker
 from orchestrator.train_group import TrainGroup
 from orchestrator.waiting import WorkerFailed
-from state import checkpoints
-from state.gang import Quorum
 from state.slots import WeightId
 
 
@@ -45,7 +42,7 @@ class LiveRun:
         self._steps, self._evals = steps, evals
         self._stop = stop
         self._resumed = resumed
-        self._fingerprints = fingerprints(config) if config.checkpoint.save_interval is not None else {}
+        self._saving = Saving(config, run_dir, gang)
         self._published: WeightId | None = None
         self._digest = ""
         self._publishes = 0
@@ -72,6 +69,7 @@ class LiveRun:
                 rollout.again(self._published)
 
     def may_stop(self) -> None:
+        self._metrics |= self._saving.check()
         self._stop.check()
 
     def train(self, rollout: PendingRollout) -> None:
@@ -91,38 +89,14 @@ class LiveRun:
 
     def save(self, rollout_id: int) -> None:
         self._wake()
-        began = time.perf_counter()
-        root = resuming.save_root(self._config)
-        assert root is not None
-        probe = self._gang.probe()
-        quorum = self._gang.agree(f"save-{self._run_dir.incarnation}-{rollout_id}", with_kept=True)
-        directory = checkpoints.begin(root, rollout_id)
-        checkpoints.write_data(directory, self._manager.data_state())
-        checkpoints.write_probe(directory, probe.to_json())
-        self._gang.save(quorum, str(directory))
-        marker = self._marker(quorum, rollout_id) | {
-            "slots": _kept(quorum),
-            "fingerprint": self._fingerprints,
-            "layout": {
-                "num_workers": self._config.train.num_workers,
-                "tensor_model_parallel_size": self._config.train.tensor_model_parallel_size,
-                "pipeline_model_parallel_size": self._config.train.pipeline_model_parallel_size,
-            },
-        }
-        checkpoints.commit(root, rollout_id, marker, self._config.checkpoint.keep, resuming.protected(self._config))
-        self._record_save(quorum, rollout_id, directory)
-        self._metrics["perf/save_s"] = time.perf_counter() - began
+        self._metrics |= self._saving.save(rollout_id, self._manager.data_state())
+
+    def finish_saves(self) -> None:
+        self._metrics |= self._saving.finish()
 
     def export(self, rollout_id: int) -> None:
         self._wake()
-        began = time.perf_counter()
-        target = exporting.directory(self._config, rollout_id)
-        quorum = self._gang.agree(f"export-{self._run_dir.incarnation}-{rollout_id}")
-        partial = checkpoints.begin_export(target)
-        self._gang.export(quorum, str(partial))
-        checkpoints.commit_export(partial, target, self._marker(quorum, rollout_id))
-        self._record_save(quorum, rollout_id, target)
-        self._metrics["perf/export_s"] = time.perf_counter() - began
+        self._metrics |= self._saving.export(rollout_id)
 
     def publish(self) -> None:
         """A publish that an engine died in is begun anew with the others: its group broke with it."""
@@ -174,31 +148,6 @@ class LiveRun:
         self._since, self._metrics = now, {}
         self._steps.log(rollout_id, metrics)
 
-    def _marker(self, quorum: Quorum, rollout_id: int) -> dict[str, Any]:
-        """What was written, in the words of those who swore to it."""
-        return {
-            "run": self._config.run.name,
-            "iteration": rollout_id,
-            "incarnation": quorum.weights.incarnation,
-            "version": quorum.weights.version,
-            "digest": quorum.digest,
-            "tensors": {t.name: f"{t.value:016x}" for t in quorum.tensors},
-        }
-
-    def _record_save(self, quorum: Quorum, rollout_id: int, path: Path) -> None:
-        self._run_dir.journal.append(
-            "save",
-            publish_id=quorum.publish_id,
-            iteration=rollout_id,
-            incarnation=quorum.weights.incarnation,
-            version=quorum.weights.version,
-            digest=quorum.digest,
-            transitions=quorum.transitions,
-            summaries=quorum.summaries,
-            slots=_kept(quorum),
-            path=str(path),
-        )
-
     def _rest(self) -> None:
         """Engines are about to compute: where that is asked for, trainers free what they do not need meanwhile."""
         if self._config.cluster.offload_train and not self._asleep:
@@ -211,8 +160,3 @@ class LiveRun:
             self._gang.wake()
             self._asleep = False
             self._metrics["perf/wake_s"] = time.perf_counter() - began
-
-
-def _kept(quorum: Quorum) -> list[dict[str, Any]]:
-    """What the checkpoint holds beside the actor, as JSON."""
-    return [{"slot": k.slot, "version": k.version, "digest": k.digest, "summaries": k.summaries} for k in quorum.kept]

@@ -29,7 +29,11 @@ class Run(Protocol):
 
     def train(self, rollout: Any) -> None: ...
 
-    def save(self, rollout_id: int) -> None: ...
+    def save(self, rollout_id: int) -> None:
+        """Save what was trained. In the background: what was saved before is complete when this returns."""
+
+    def finish_saves(self) -> None:
+        """Return once every save is complete."""
 
     def export(self, rollout_id: int) -> None:
         """Write the actor as a Hugging Face directory."""
@@ -46,7 +50,7 @@ class Run(Protocol):
         """What was measured since the last report."""
 
     def may_stop(self) -> None:
-        """Raise `StopAsked` if the run was asked to end."""
+        """Raise `StopAsked` if the run was asked to end, and what a save in the background has failed of."""
 
 
 def train_loop(run: Run, config: Config, start: int) -> None:
@@ -54,6 +58,7 @@ def train_loop(run: Run, config: Config, start: int) -> None:
 
     A rollout is reported and exported before it is saved, so that what a checkpoint continues from has been; and saved
     before it is evaluated, so that an evaluation costs no checkpoint. Asked to end, the run saves what it has trained.
+    However it ends but for a kill, a save that was begun is complete, or its failure is told.
     """
     end, ahead = config.loop.num_rollout, config.loop.mode == "async"
     trained = saved = start - 1
@@ -84,13 +89,21 @@ def train_loop(run: Run, config: Config, start: int) -> None:
                 run.publish()
             if _due(config.eval.interval, rollout_id, end):
                 run.evaluate(rollout_id + 1)
+        run.finish_saves()
     except StopAsked as stop:
         if config.checkpoint.save_interval is None or trained < start:
             raise
         if saved < trained:
             # What is still being generated is not waited for: its prompts come again.
             run.save(trained)
+        run.finish_saves()
         raise StopAsked(f"{stop}; saved after rollout {trained}, from where the same command continues") from None
+    except Exception as error:
+        try:
+            run.finish_saves()
+        except Exception as lost:
+            error.add_note(f"the save that was under way is lost with it: {lost}")
+        raise
 
 
 def _due(interval: int | None, rollout_id: int, end: int) -> bool:

@@ -71,9 +71,19 @@ class TrainGroup:
         probes: list[Probe | None] = self._all("compute the probe", lambda worker: worker.probe.remote())
         return next(probe for probe in probes if probe is not None)
 
-    def save(self, quorum: Quorum, path: str) -> None:
-        """Every rank writes its part of the agreed weights, the optimizer and random state under `path`."""
-        self._all("save", lambda worker: worker.save.options(name=_named("save", quorum)).remote(quorum, path))
+    def save(self, quorum: Quorum, path: str, *, background: bool) -> None:
+        """Every rank writes its part of the agreed weights, the optimizer and random state under `path`.
+
+        In the background, every rank has a copy of its part when this returns, and begins to write that.
+        """
+        name = _named("save", quorum)
+        self._all("save", lambda worker: worker.save.options(name=name).remote(quorum, path, background))
+
+    def finish_save(self, publish_id: str) -> None:
+        """Returns once every rank has written its part of a save in the background, and the whole is indexed. From any
+        thread; the gang's other calls go on meanwhile."""
+        written = self._all("write to disk", lambda worker: worker.written.remote(publish_id))
+        self._all("end a save", lambda worker: worker.end_save.remote(publish_id, written))
 
     def export(self, quorum: Quorum, path: str) -> None:
         """Every rank writes its part of the agreed weights as a Hugging Face directory `path`."""

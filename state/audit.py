@@ -130,7 +130,9 @@ def _story(start: Start) -> list[str]:
             case "trained":
                 lines.append(f"trained rollout {entry['rollout_id']}: version {entry['version']}")
             case "save":
-                lines.append(f"saved actor@{weights(entry)} {entry['digest']} as iteration {entry['iteration']}")
+                how = " in the background" if entry["publish_id"] in start.begun else ""
+                what = f"actor@{weights(entry)} {entry['digest']}"
+                lines.append(f"saved {what} as iteration {entry['iteration']}{how}")
             case _ if "digest" in entry:
                 to = ", ".join(f"{engine} {verdict}" for engine, verdict in entry["engines"].items())
                 what = f"{entry['slot']}@{weights(entry)} {entry['digest']}"

@@ -52,6 +52,10 @@ class CheckpointConfig(Frozen):
     """Directory for checkpoints. Unset: `checkpoints/` in the run directory once `save_interval` is set."""
     save_interval: int | None = Field(default=None, ge=1)
     """Save after every so many rollouts, and after the last. Unset: never."""
+    async_save: bool = False
+    """Save in the background: ranks copy what they agreed on to host memory and go on training while the copy is
+    written. The checkpoint counts once every rank has written its part; one is under way at a time, and the last one is
+    waited for."""
     keep: int | None = Field(default=None, ge=1)
     """Newest checkpoints to keep. Unset: all."""
     save_hf_interval: int | None = Field(default=None, ge=1)

@@ -37,8 +37,10 @@ class _Gang:
         for publish in self._start.publishes.values():
             if "digest" in publish:
                 self._check_outlet(publish, "publish", publish["outcome"] in PUBLISHED)
-        for save in self._start.saves.values():
+        for save in (self._start.begun | self._start.saves).values():
             self._check_outlet(save, "save", True)
+        for publish_id in self._start.begun.keys() & self._start.saves.keys():
+            self._check_written(publish_id)
         for rollout_id, trained in self._start.trained.items():
             self._check_trained(rollout_id, trained)
         for history, life in self._lives.values():
@@ -83,6 +85,14 @@ class _Gang:
                     what = f"{slot}@{version} as {found or 'nothing'}, agreed on was {wanted or 'nothing'}"
                     self._wrong(history, outlet.seq, "I10", f"{publish_id}: {history.name} kept {what}")
 
+    def _check_written(self, publish_id: str) -> None:
+        """What was completed from the background was on disk on every rank before."""
+        for history, life in self._lives.values():
+            outlet = life.outlets.get(publish_id)
+            if outlet is not None and not outlet.written:
+                what = f"{publish_id} was completed, and {history.name} has not written its copy"
+                self._missing(history, self._start.cut_short and life.torn, "I11", what)
+
     def _check_trained(self, rollout_id: int, trained: Entry) -> None:
         for history, life in self._lives.values():
             commit = life.commits.get(rollout_id)
@@ -114,7 +124,8 @@ class _Gang:
 
     def _knows(self, publish_id: str) -> bool:
         publish = self._start.publishes.get(publish_id)
-        return publish_id in self._start.saves or (publish is not None and "digest" in publish)
+        saves = self._start.saves.keys() | self._start.begun.keys()
+        return publish_id in saves or (publish is not None and "digest" in publish)
 
     @staticmethod
     def _stopped_inside(life: RankLife, outlet: Outlet) -> bool:

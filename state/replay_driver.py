@@ -8,11 +8,14 @@ from state.findings import Entry, JournalFile, Notes
 from state.slots import Slot, WeightId
 
 PUBLISHED = ("committed", "aborted")
+_OWN = ("seq", "kind", "at")
+"""Fields in which any two entries differ."""
 
 
 @dataclass(slots=True)
 class Start:
-    """One incarnation as the driver saw it. `ended` is `done`, `failed`, or None: the driver was killed."""
+    """One incarnation as the driver saw it. `ended` is `done`, `failed`, or None: the driver was killed. `begun`: saves
+    that went on in the background, by id; those among `saves` were completed."""
 
     incarnation: int
     world_size: int | None = None
@@ -20,11 +23,17 @@ class Start:
     ended: str | None = None
     publishes: dict[str, Entry] = field(default_factory=dict)
     saves: dict[str, Entry] = field(default_factory=dict)
+    begun: dict[str, Entry] = field(default_factory=dict)
     trained: dict[int, Entry] = field(default_factory=dict)
 
     @property
     def cut_short(self) -> bool:
         return self.ended != "done"
+
+    @property
+    def unfinished(self) -> list[str]:
+        """Ids of saves that were begun in the background, and never completed."""
+        return [publish_id for publish_id in self.begun if publish_id not in self.saves]
 
 
 @dataclass(slots=True)
@@ -54,6 +63,12 @@ def replay_driver(file: JournalFile, notes: Notes) -> DriverHistory:
     for start in history.starts.values():
         if start.ended is None:
             notes.event(file.name, None, f"incarnation {start.incarnation} was cut short: the driver was killed")
+        for publish_id in start.unfinished:
+            what = f"{publish_id} was begun in the background, and never completed"
+            if start.cut_short:
+                notes.event(file.name, start.begun[publish_id]["seq"], f"{what}: the run was cut short")
+            else:
+                notes.wrong(file.name, start.begun[publish_id]["seq"], "I11", what)
     return history
 
 
@@ -78,6 +93,8 @@ class _Replay:
                 start.world_size, start.role = entry["world_size"], entry["role"]
             case "publish":
                 self._publish(entry)
+            case "save_begun":
+                self._save_begun(entry)
             case "save":
                 self._save(entry)
             case "trained":
@@ -123,10 +140,23 @@ class _Replay:
             self._wrong("I7", f"{publish_id} published {weights(entry)} after {self._newest}")
         self._newest = weights(entry)
 
-    def _save(self, entry: Entry) -> None:
+    def _save_begun(self, entry: Entry) -> None:
         start = self._under_way()
+        for other in start.unfinished:
+            self._wrong("I11", f"{entry['publish_id']} was begun while {other} was not complete")
         self._must_be_new(entry["publish_id"])
-        start.saves[entry["publish_id"]] = entry
+        start.begun[entry["publish_id"]] = entry
+        self._about_gang(start, entry, len(entry["summaries"]))
+
+    def _save(self, entry: Entry) -> None:
+        start, publish_id = self._under_way(), entry["publish_id"]
+        if publish_id not in start.begun or publish_id in start.saves:
+            self._must_be_new(publish_id)
+        else:
+            begun = start.begun[publish_id].items()
+            for name in (name for name, value in begun if name not in _OWN and entry.get(name) != value):
+                self._wrong("I11", f"{publish_id} was completed with another {name} than it was begun with")
+        start.saves[publish_id] = entry
         self._about_gang(start, entry, len(entry["summaries"]))
         if entry["version"] != entry["iteration"] + 1:
             self._wrong("I11", f"iteration {entry['iteration']} was saved with weights of version {entry['version']}")

@@ -28,7 +28,7 @@ class Weights:
 @dataclass(slots=True)
 class Outlet:
     """One time that bytes were let out of this rank. `ended` by `done` or `fail`. `kept`: digest of each slot that a
-    save wrote beside the primary, by slot and version."""
+    save wrote beside the primary, by slot and version. `written`: a copy of them that was written in the background."""
 
     purpose: str
     seq: int
@@ -36,6 +36,7 @@ class Outlet:
     version: int | None
     digest: str | None
     ended: bool = False
+    written: bool = False
     kept: dict[tuple[str, int], str] = field(default_factory=dict)
 
 
@@ -121,7 +122,7 @@ class _Replay:
                 self._notes.event(self._history.journal, self._seq, "a torn line before this entry was cut off")
                 if self.life is not None:
                     self.life.torn = True
-            case "transition" | "snapshot" | "kept" | "refusal" as kind:
+            case "transition" | "snapshot" | "kept" | "refusal" | "written" | "write_failed" as kind:
                 life = self._of(entry)
                 if life is not None:
                     {
@@ -129,6 +130,8 @@ class _Replay:
                         "snapshot": self._snapshot,
                         "kept": self._kept,
                         "refusal": self._refusal,
+                        "written": self._written,
+                        "write_failed": self._write_failed,
                     }[kind](life, entry)
 
     def _wrong(self, invariant: str, what: str) -> None:
@@ -170,6 +173,19 @@ class _Replay:
         else:
             outlet.kept[entry["slot"], entry["version"]] = entry["digest"]
         self._must_be_recorded(life, _key(Slot(entry["slot"]), entry["version"]), entry, "what was kept")
+
+    def _written(self, life: RankLife, entry: Entry) -> None:
+        outlet = life.outlets.get(entry["publish_id"])
+        if outlet is None or outlet.purpose != "save" or not outlet.ended:
+            self._wrong("I2", f"a copy was written of {entry['publish_id']}, which had let no copy out")
+        elif outlet.written:
+            self._wrong("I2", f"the copy of {entry['publish_id']} was written twice")
+        else:
+            outlet.written = True
+
+    def _write_failed(self, life: RankLife, entry: Entry) -> None:
+        what = f"{self._history.name} could not write {entry['publish_id']}: {entry['reason']}"
+        self._notes.event(self._history.journal, self._seq, what)
 
     def _transition(self, life: RankLife, entry: Entry) -> None:
         trigger, before, after, slot = entry["trigger"], entry["before"], entry["after"], Slot(entry["slot"])

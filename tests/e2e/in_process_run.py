@@ -74,8 +74,11 @@ class Gang:
         assert probe is not None
         return probe
 
-    def save(self, quorum: Quorum, path: str) -> None:
-        self.rank.save(quorum, path)
+    def save(self, quorum: Quorum, path: str, *, background: bool) -> None:
+        self.rank.save(quorum, path, background=background)
+
+    def finish_save(self, publish_id: str) -> None:
+        self.rank.end_save(publish_id, [self.rank.written(publish_id)])
 
     def export(self, quorum: Quorum, path: str) -> None:
         self.rank.export(quorum, path)

@@ -46,7 +46,7 @@ def _case(
     run_dir: Path, changes: dict[str, Any], cut: int | None, after_save: Callable[[int], None] = lambda rollout_id: None
 ) -> Case:
     did = go(run_dir, changes, after_save=after_save)
-    return Case(cut, did, marker(run_dir / "checkpoints", ROLLOUTS - 1)["tensors"])
+    return Case(cut, did, marker(run_dir / "checkpoints", changes["loop"]["num_rollout"] - 1)["tensors"])
 
 
 def continued_wrongly(place: Place, root: Path, changes: dict[str, Any]) -> dict[str, list[str]]:

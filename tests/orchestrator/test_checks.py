@@ -94,6 +94,7 @@ REFUSED: list[tuple[str, tuple[str, ...], str, tuple[str, ...]]] = [
     ("an unknown kind of model", ("--model.config.model_type", "qwen9"), "model.config.model_type", ("qwen2, llama",)),
     ("a model without a tokenizer", ("--model.tokenizer", "null"), "model.tokenizer", ("model.config",)),
     ("keeping what is not saved", ("--checkpoint.keep", "2"), "checkpoint.keep", ("save_interval",)),
+    ("asynchronous saves of nothing", ("--checkpoint.async_save",), "checkpoint.async_save", ("save_interval",)),
     ("a step of nothing, zero too", ("--checkpoint.ckpt_step", "0"), "checkpoint.ckpt_step", ("checkpoint.load",)),
     ("an empty path", ("--checkpoint.load", ""), "checkpoint.load", ("empty",)),
     ("a name that is no directory name", ("--run.name", "a/b"), "run.name", ("directory",)),

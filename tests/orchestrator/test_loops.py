@@ -77,7 +77,7 @@ def only(verbs: list[str], verb: str) -> list[int]:
 def test_a_step_is_generated_trained_reported_saved_published_and_measured() -> None:
     assert looped(0, 1, save=1, evaluate=1) == [
         *("confirm_resume", "publish", "evaluate 0", "generate 0", "wait 0", "train 0", "report 0"),
-        *("save 0", "publish", "evaluate 1"),
+        *("save 0", "publish", "evaluate 1", "finish_saves"),
     ]
 
 
@@ -102,7 +102,7 @@ def test_a_rollout_is_saved_before_it_is_measured() -> None:
 
 
 def test_only_an_evaluation_is_a_run_too() -> None:
-    assert looped(0, 0, evaluate=1) == ["confirm_resume", "publish", "evaluate 0"]
+    assert looped(0, 0, evaluate=1) == ["confirm_resume", "publish", "evaluate 0", "finish_saves"]
 
 
 def test_async_is_one_rollout_ahead_and_never_publishes_or_saves_while_it_is_generated() -> None:
@@ -110,7 +110,7 @@ def test_async_is_one_rollout_ahead_and_never_publishes_or_saves_while_it_is_gen
     assert verbs == [
         *("confirm_resume", "publish", "generate 0", "wait 0", "generate 1", "train 0", "report 0", "wait 1", "save 0"),
         *("wait 1", "publish", "wait 1", "generate 2", "train 1", "report 1", "wait 2", "save 1"),
-        *("wait 2", "publish", "wait 2", "train 2", "report 2", "save 2", "publish"),
+        *("wait 2", "publish", "wait 2", "train 2", "report 2", "save 2", "publish", "finish_saves"),
     ]
 
 
@@ -134,13 +134,13 @@ def test_every_start_publishes_first_and_then_on_schedule(mode: str, start: int,
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_asked_to_end_while_training_it_saves_that_rollout_and_does_no_more(mode: str) -> None:
     verbs = looped(0, 9, mode=mode, save=5, evaluate=1, asked_in="train 2")
-    assert verbs[-3:] == ["train 2", "report 2", "save 2"]
+    assert verbs[-4:] == ["train 2", "report 2", "save 2", "finish_saves"]
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_asked_to_end_while_generating_it_saves_what_is_trained(mode: str) -> None:
     verbs = looped(0, 9, mode=mode, save=5, asked_in="wait 3")
-    assert verbs[-1] == "save 2"
+    assert verbs[-2:] == ["save 2", "finish_saves"]
     assert "train 3" not in verbs
 
 
@@ -152,3 +152,36 @@ def test_what_is_saved_already_is_not_saved_again() -> None:
 @pytest.mark.parametrize(("save", "asked_in"), [(None, "train 2"), (5, "wait 0"), (5, "publish")])
 def test_where_nothing_is_saved_or_nothing_trained_it_only_ends(save: int | None, asked_in: str) -> None:
     assert only(looped(0, 9, save=save, asked_in=asked_in), "save") == []
+
+
+def test_what_is_saved_already_is_waited_for_when_asked_to_end() -> None:
+    assert looped(0, 9, save=1, asked_in="wait 3")[-1] == "finish_saves"
+
+
+def test_a_run_that_fails_waits_for_its_last_save() -> None:
+    """An evaluation that fails costs no checkpoint, also where that is still being written."""
+
+    class Fails(Recorded):
+        def evaluate(self, rollout_id: int) -> None:
+            self._do("evaluate", rollout_id)
+            if rollout_id == 2:
+                raise ZeroDivisionError
+
+    run = Fails()
+    sections = {"loop": {"num_rollout": 9}, "checkpoint": {"save_interval": 1}, "eval": {"interval": 1}}
+    with pytest.raises(ZeroDivisionError):
+        train_loop(run, Config.model_validate(sections), 0)
+    assert run.verbs[-2:] == ["evaluate 2", "finish_saves"]
+
+
+def test_a_save_that_is_lost_with_the_run_is_told_beside_what_ended_it() -> None:
+    class Fails(Recorded):
+        def train(self, rollout: str) -> None:
+            raise ZeroDivisionError
+
+        def finish_saves(self) -> None:
+            raise ValueError("actor/1 died")
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        train_loop(Fails(), Config.model_validate({"loop": {"num_rollout": 1}}), 0)
+    assert caught.value.__notes__ == ["the save that was under way is lost with it: actor/1 died"]

@@ -100,6 +100,25 @@ class ToyRun:
             self._record_publish(quorum, "committed", verdict)
 
     def save(self, rollout_id: int) -> None:
+        self._record_save("save", self._let_out(rollout_id), rollout_id)
+
+    def begin_save(self, rollout_id: int) -> Quorum:
+        """In the background: every rank has a copy."""
+        quorum = self._let_out(rollout_id)
+        self._record_save("save_begun", quorum, rollout_id)
+        return quorum
+
+    def complete_save(self, quorum: Quorum, rollout_id: int) -> None:
+        """Every rank writes its copy, and the driver commits the whole."""
+        for rank in range(WORLD):
+            self.write_copy(quorum, rank)
+        self._record_save("save", quorum, rollout_id)
+
+    def write_copy(self, quorum: Quorum, rank: int) -> None:
+        identity = {"role": "actor", "rank": rank, "incarnation": self.incarnation}
+        self.workers[rank].journal.append("written", **identity, publish_id=quorum.publish_id, nbytes=8, seconds=0.1)
+
+    def _let_out(self, rollout_id: int) -> Quorum:
         quorum = self.agree(f"save-{self.incarnation}-{rollout_id}", with_kept=True)
         for worker in self.workers:
             with worker.machine.saving(quorum) as permit:
@@ -107,8 +126,11 @@ class ToyRun:
                 for kept in worker.machine.kept:
                     with worker.machine.reading(permit, kept.slot, kept.version):
                         pass
+        return quorum
+
+    def _record_save(self, kind: str, quorum: Quorum, rollout_id: int) -> None:
         self.driver.append(
-            "save",
+            kind,
             publish_id=quorum.publish_id,
             iteration=rollout_id,
             incarnation=self.incarnation,

@@ -34,6 +34,7 @@ from tests.workers.train_jobs import (
 from workers.config import AlgorithmConfig
 from workers.megatron import checkpoint, probe
 from workers.megatron.parallel import coordinates
+from workers.megatron.torch_dist import CopyNow
 
 SAMPLES = make_samples()
 TARGETS = with_targets(SAMPLES)
@@ -73,6 +74,32 @@ def train_and_save(place: Place, setting: Setting, path: Path, steps: int) -> tu
         numbers = draws()
         lrs += [*train(model, optimizer, layout.dp, 1, first=steps), optimizer.lr]
         return lrs, parameters(model), numbers
+
+
+def save_now_and_from_a_copy(place: Place, setting: Setting, now: Path, later: Path) -> int:
+    """Save to `now`; and to `later` what was copied at the same time, when another step has been taken. Returns how
+    many files there were in `later` while it was only copied."""
+    with gang(place, setting) as layout:
+        model, optimizer = make_trainee(layout, setting)
+        train(model, optimizer, layout.dp, 2)
+        for _ in range(place.rank + 1):
+            draws()
+        checkpoint.save_state(now, model, optimizer, permit=permit_to("save"))
+        by = CopyNow()
+        checkpoint.save_state(later, model, optimizer, permit=permit_to("save"), by=by)
+        copied = len(list(later.glob("*.distcp")))
+        train(model, optimizer, layout.dp, 1, first=2)
+        draws()
+        (copy,) = by.copies
+        assert copy.nbytes > 0 or place.rank > 0  # of replicas the first one writes
+        mine = copy.write()
+        assert copy.nbytes == 0
+        everyone = [mine] * place.world_size
+        torch.distributed.all_gather_object(everyone, mine)
+        if place.rank == 0:
+            copy.complete(everyone)
+        torch.distributed.barrier()
+        return copied
 
 
 def load_and_train(

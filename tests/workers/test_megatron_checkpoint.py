@@ -110,6 +110,20 @@ def test_masters_of_a_bfloat16_model_resume_in_full_precision(setting: Setting, 
     assert farthest(weights_after(resumed), weights_after(saved)) == 0.0
 
 
+def test_what_is_written_later_from_a_copy_is_what_was_written_at_once(tmp_path: Path) -> None:
+    """Though the gang has trained on meanwhile."""
+    now, later = tmp_path / "now", tmp_path / "later"
+    now.mkdir()
+    later.mkdir()
+    setting = replace(in_dtype(DECAY, "bfloat16"), tp=2)
+    assert run_gang(f"{JOBS}:save_now_and_from_a_copy", 2, (setting, now, later)) == [0, 0]
+    (one, other) = (run_gang(f"{JOBS}:load_and_train", 2, (setting, path, 2)) for path in (now, later))
+    assert [rank[:1] + rank[2:4] for rank in one] == [rank[:1] + rank[2:4] for rank in other]
+    assert all(rank[3] for rank in other)
+    for which in (1, 4):
+        assert farthest(whole([rank[which] for rank in other]), whole([rank[which] for rank in one])) == 0.0
+
+
 def test_weights_alone_load_on_another_layout_and_in_another_dtype(tmp_path: Path) -> None:
     saved = whole(run_gang(f"{JOBS}:save_weights", 1, (DECAY, tmp_path)))
     loaded = whole(run_gang(f"{JOBS}:load_weights", 2, (replace(DECAY, tp=2), tmp_path)))

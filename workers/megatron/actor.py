@@ -5,6 +5,7 @@ The driver imports this file, and neither Megatron nor a model: those are loaded
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import ray
@@ -20,12 +21,14 @@ from workers.weights.rendezvous import Endpoint
 from workers.weights.send_plan import SendPlan
 
 if TYPE_CHECKING:
+    from workers.megatron.saving import Written
     from workers.megatron.worker import MegatronRank
 
 
-@ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"inspect": 1})
+@ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"inspect": 1, "disk": 1})
 class MegatronWorker:
-    """See `MegatronRank`. `view` answers on a thread of its own; everything else in order on another.
+    """See `MegatronRank`. `view` answers on a thread of its own, and so does what is said about a save that is being
+    written in the background; everything else in order on another.
 
     It never restarts by itself: a new process would hold none of the slots.
     """
@@ -67,8 +70,16 @@ class MegatronWorker:
     def end_publish(self, failure: str | None) -> None:
         self._rank.end_publish(failure)
 
-    def save(self, quorum: Quorum, path: str) -> None:
-        self._rank.save(quorum, path)
+    def save(self, quorum: Quorum, path: str, background: bool) -> None:
+        self._rank.save(quorum, path, background=background)
+
+    @ray.method(concurrency_group="disk")
+    def written(self, publish_id: str) -> Written:
+        return self._rank.written(publish_id)
+
+    @ray.method(concurrency_group="disk")
+    def end_save(self, publish_id: str, everyone: Sequence[Written]) -> None:
+        self._rank.end_save(publish_id, everyone)
 
     def export(self, quorum: Quorum, path: str) -> None:
         self._rank.export(quorum, path)

@@ -24,7 +24,7 @@ from state.resume import LoadSpec
 from workers.megatron import random_state
 from workers.megatron.hf_layout import bare
 from workers.megatron.optimizer import TrainOptimizer
-from workers.megatron.torch_dist import InProcessSave
+from workers.megatron.torch_dist import WriteNow
 
 # The one sharding of the distributed optimizer that every layout can load; rank 0 of a data-parallel group gathers it.
 METADATA = {
@@ -47,8 +47,13 @@ def directory(load: LoadSpec) -> Path:
     raise ResumeError(f"{load} does not name a native checkpoint: it needs a path, and an iteration unless a release")
 
 
-def save_state(path: Path, model: Module, optimizer: TrainOptimizer, *, permit: ActorPermit) -> None:
-    """Write weights, masters, moments, position in the learning-rate schedule, and the random state of every rank."""
+def save_state(
+    path: Path, model: Module, optimizer: TrainOptimizer, *, permit: ActorPermit, by: WriteNow | None = None
+) -> None:
+    """Write weights, masters, moments, position in the learning-rate schedule, and the random state of every rank.
+
+    `by`: who writes; unset, it is written when this returns.
+    """
     permit.require("save")
     weights = bare(model).sharded_state_dict()
     state = {
@@ -57,14 +62,14 @@ def save_state(path: Path, model: Module, optimizer: TrainOptimizer, *, permit: 
         _RNG: _random_object(random_state.capture()),
         _RUN: {"num_steps": optimizer.num_steps, "layout": _layout(), "masters": optimizer.masters},
     }
-    _save(state, path)
+    _save(state, path, by)
 
 
-def save_slot(path: Path, model: Module, *, permit: ActorPermit) -> None:
+def save_slot(path: Path, model: Module, *, permit: ActorPermit, by: WriteNow | None = None) -> None:
     """Write the weights that the live tensors stand for, of another slot than the actor, into `path`; makes it."""
     permit.require("save")
     path.mkdir(parents=True, exist_ok=True)
-    _save({"model": bare(model).sharded_state_dict()}, path)
+    _save({"model": bare(model).sharded_state_dict()}, path, by)
 
 
 def save_weights(path: Path, model: Module) -> None:
@@ -131,10 +136,8 @@ def _optimizer_state(optimizer: TrainOptimizer, weights: dict[str, Any], *, is_l
     return {key: value for key, value in state.items() if value is not None}
 
 
-def _save(state: dict[str, Any], path: Path) -> None:
-    dist_checkpointing.save(
-        state, str(path), sharded_strategy=InProcessSave("torch_dist", 1), content_metadata=dict(METADATA)
-    )
+def _save(state: dict[str, Any], path: Path, by: WriteNow | None = None) -> None:
+    dist_checkpointing.save(state, str(path), sharded_strategy=by or WriteNow(), content_metadata=dict(METADATA))
 
 
 def _load(state: dict[str, Any], path: Path) -> dict[str, Any]:

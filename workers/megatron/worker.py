@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pkgutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from pathlib import Path
 from megatron.core import parallel_state
 from torch.distributed import Store
 
-from state import checkpoints
 from state.ambient import TorchAmbient
 from state.continuity import Probe
 from state.gang import ActorPermit, Attestation, Quorum
@@ -28,16 +27,15 @@ from state.store import SlotStore
 from workers.algorithms.aggregate import StepTotals
 from workers.batch import StepShard, TrainShard
 from workers.megatron import checkpoint, hf_io, probe, random_init
-from workers.megatron.convert import HUGGINGFACE
 from workers.megatron.cpu import Device, redirect
 from workers.megatron.experience import assemble, placeholders
 from workers.megatron.forward import train_step
-from workers.megatron.hf_export import export_weights
 from workers.megatron.hf_layout import GptWeights
 from workers.megatron.loss import TrainSample
 from workers.megatron.model import build, load_hf_config
 from workers.megatron.optimizer import build_optimizer
 from workers.megatron.parallel import Layout, initialise
+from workers.megatron.saving import Saver, Written
 from workers.megatron.scoring import Scorer
 from workers.megatron.spec import SlotSpec, WorkerSpec
 from workers.megatron.step_stats import StepStats, summary
@@ -52,7 +50,7 @@ class EndedByDriver(Exception):
 
 
 class MegatronRank:
-    """One rank. Its methods are called one at a time, on one thread, except `view`."""
+    """One rank. Its methods are called one at a time, on one thread, except `view`, `written` and `end_save`."""
 
     def __init__(self, spec: WorkerSpec, host: str) -> None:
         """`host`: an address of this node that the other ranks and the engines reach."""
@@ -124,6 +122,7 @@ class MegatronRank:
                 temperature=spec.temperature,
                 max_tokens=spec.train.max_tokens_per_micro_batch,
             )
+            self._saver = Saver(spec, self._model, self._weights, self._optimizer, self._machine, self._journal)
             for slot in spec.slots:
                 provenance = _provenance(slot.load, spec.seed)
                 self._machine.load(slot.slot, partial(self._fill, slot), provenance, version=slot.version)
@@ -235,35 +234,23 @@ class MegatronRank:
         if self._spec.keep_old_actors:
             self._slots.snapshot(Slot.OLD_ACTOR)
 
-    def save(self, quorum: Quorum, path: str) -> None:
-        """Write this rank's part of a checkpoint to `path`: the primary, and the slots that change during a run."""
-        with redirect(self._device), self._slots.saving(quorum) as permit:
-            checkpoint.save_state(Path(path), self._model, self._optimizer, permit=permit)
-            for kept in self._slots.kept:
-                with self._slots.reading(permit, kept.slot, kept.version):
-                    part = checkpoints.slot_part(kept.slot, kept.version)
-                    checkpoint.save_slot(Path(path) / part, self._model, permit=permit)
-            if self._spec.worker.rank == 0:
-                model = self._spec.model
-                describe = Path(path) / HUGGINGFACE
-                files_from = model.tokenizer or model.hf_checkpoint
-                hf_io.describe(self._weights.hf_config, model.dtype, describe, files_from=files_from)
+    def save(self, quorum: Quorum, path: str, *, background: bool = False) -> None:
+        """Write this rank's part of a checkpoint to `path`; see `Saver`."""
+        with redirect(self._device):
+            self._saver.save(quorum, Path(path), background=background)
+
+    def written(self, publish_id: str) -> Written:
+        """Wait for what a save in the background writes. From any thread."""
+        return self._saver.written(publish_id)
+
+    def end_save(self, publish_id: str, everyone: Sequence[Written]) -> None:
+        """Every rank has written its part of a save in the background. From any thread."""
+        self._saver.end(publish_id, everyone)
 
     def export(self, quorum: Quorum, path: str) -> None:
         """Write this rank's part of a Hugging Face directory to `path`."""
-        spec = self._spec
-        with redirect(self._device), self._slots.saving(quorum) as permit:
-            export_weights(
-                self._weights,
-                Path(path),
-                permit=permit,
-                rank=spec.worker.rank,
-                file_bytes=spec.weights.bucket_bytes,
-                timeout_s=spec.weights.timeout_s,
-            )
-            if spec.worker.rank == 0:
-                files_from = spec.model.tokenizer or spec.model.hf_checkpoint
-                hf_io.describe(self._weights.hf_config, spec.model.dtype, path, files_from=files_from)
+        with redirect(self._device):
+            self._saver.export(quorum, Path(path))
 
     # ---- resting ---------------------------------------------------------------------------------------------
 

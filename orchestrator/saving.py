@@ -1,0 +1,161 @@
+"""Checkpoints and exports of a run: agree, write, commit, journal. In the background where that is asked for.
+
+at once            agree -> every rank writes -> marker, tracker, retention -> journal `save`
+in the background  agree -> every rank copies -> journal `save_begun`; then, on a thread beside training:
+                   every rank has written its copy -> marker, tracker, retention -> journal `save`
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator import exporting, resuming
+from orchestrator.config import Config
+from orchestrator.fingerprints import fingerprints
+from orchestrator.run_dir import RunDir
+from orchestrator.train_group import TrainGroup
+from orchestrator.waiting import WorkerFailed
+from state import checkpoints
+from state.gang import Quorum
+
+
+class Saving:
+    """What a run writes of its actor. At most one save is in the background at a time."""
+
+    def __init__(self, config: Config, run_dir: RunDir, gang: TrainGroup) -> None:
+        self._config, self._run_dir, self._gang = config, run_dir, gang
+        self._fingerprints = fingerprints(config) if config.checkpoint.save_interval is not None else {}
+        self._under_way: InBackground | None = None
+
+    def save(self, rollout_id: int, data: Mapping[str, Any]) -> dict[str, float]:
+        """Save the actor after `rollout_id`, and `data`, the trained cursor. Returns what was measured.
+
+        In the background, it is to continue from only once `finish` has returned, or the next save.
+        """
+        measured = self.finish()
+        began = time.perf_counter()
+        background = self._config.checkpoint.async_save
+        root = resuming.save_root(self._config)
+        assert root is not None
+        probe = self._gang.probe()
+        quorum = self._gang.agree(f"save-{self._run_dir.incarnation}-{rollout_id}", with_kept=True)
+        directory = checkpoints.begin(root, rollout_id)
+        checkpoints.write_data(directory, data)
+        checkpoints.write_probe(directory, probe.to_json())
+        self._gang.save(quorum, str(directory), background=background)
+
+        def commit() -> None:
+            if background:
+                self._gang.finish_save(quorum.publish_id)
+            marker, keep = self._full_marker(quorum, rollout_id), self._config.checkpoint.keep
+            checkpoints.commit(root, rollout_id, marker, keep, resuming.protected(self._config))
+            self._record("save", quorum, rollout_id, directory)
+
+        if background:
+            self._record("save_begun", quorum, rollout_id, directory)
+            self._under_way = InBackground(quorum.publish_id, commit)
+        else:
+            commit()
+        return measured | {"perf/save_s": time.perf_counter() - began}
+
+    def check(self) -> dict[str, float]:
+        """What was measured of a save in the background that has ended. Raises what it failed of; never waits."""
+        if self._under_way is None or not self._under_way.ended:
+            return {}
+        return self.finish()
+
+    def finish(self) -> dict[str, float]:
+        """Wait for the save in the background, if there is one, as long as a call to the gang may take. Raises what it
+        failed of."""
+        if self._under_way is None:
+            return {}
+        awaited, self._under_way = self._under_way, None
+        awaited.wait(self._config.train.timeout_s)
+        return {"perf/background_save_s": awaited.seconds}
+
+    def export(self, rollout_id: int) -> dict[str, float]:
+        """Write the actor after `rollout_id` as a Hugging Face directory. Returns what was measured."""
+        began = time.perf_counter()
+        target = exporting.directory(self._config, rollout_id)
+        quorum = self._gang.agree(f"export-{self._run_dir.incarnation}-{rollout_id}")
+        partial = checkpoints.begin_export(target)
+        self._gang.export(quorum, str(partial))
+        checkpoints.commit_export(partial, target, self._marker(quorum, rollout_id))
+        self._record("save", quorum, rollout_id, target)
+        return {"perf/export_s": time.perf_counter() - began}
+
+    def _marker(self, quorum: Quorum, rollout_id: int) -> dict[str, Any]:
+        """What was written, in the words of those who swore to it."""
+        return {
+            "run": self._config.run.name,
+            "iteration": rollout_id,
+            "incarnation": quorum.weights.incarnation,
+            "version": quorum.weights.version,
+            "digest": quorum.digest,
+            "tensors": {t.name: f"{t.value:016x}" for t in quorum.tensors},
+        }
+
+    def _full_marker(self, quorum: Quorum, rollout_id: int) -> dict[str, Any]:
+        train = self._config.train
+        return self._marker(quorum, rollout_id) | {
+            "slots": _kept(quorum),
+            "fingerprint": self._fingerprints,
+            "layout": {
+                "num_workers": train.num_workers,
+                "tensor_model_parallel_size": train.tensor_model_parallel_size,
+                "pipeline_model_parallel_size": train.pipeline_model_parallel_size,
+            },
+        }
+
+    def _record(self, kind: str, quorum: Quorum, rollout_id: int, path: Path) -> None:
+        self._run_dir.journal.append(
+            kind,
+            publish_id=quorum.publish_id,
+            iteration=rollout_id,
+            incarnation=quorum.weights.incarnation,
+            version=quorum.weights.version,
+            digest=quorum.digest,
+            transitions=quorum.transitions,
+            summaries=quorum.summaries,
+            slots=_kept(quorum),
+            path=str(path),
+        )
+
+
+class InBackground:
+    """`commit` on a thread. What it raises is raised again by `wait`."""
+
+    def __init__(self, publish_id: str, commit: Callable[[], None]) -> None:
+        self._publish_id, self._commit = publish_id, commit
+        self._error: BaseException | None = None
+        self.seconds = 0.0
+        self._thread = threading.Thread(target=self._run, name=publish_id, daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+        if not self.ended:
+            raise WorkerFailed(f"{self._publish_id}: not written within {timeout_s:g} s of being waited for")
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        began = time.perf_counter()
+        try:
+            self._commit()
+        except BaseException as error:
+            self._error = error
+        self.seconds = time.perf_counter() - began
+
+
+def _kept(quorum: Quorum) -> list[dict[str, Any]]:
+    """What the checkpoint holds beside the actor, as JSON."""
+    return [{"slot": k.slot, "version": k.version, "digest": k.digest, "summaries": k.summaries} for k in quorum.kept]

@@ -1,0 +1,147 @@
+"""Saves in the background: the tracker moves when every rank has written, and never where one could not."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator.interrupts import Stop
+from orchestrator.live_run import LiveRun
+from orchestrator.run_dir import RunDir
+from orchestrator.saving import Saving
+from orchestrator.waiting import WorkerFailed
+from state import checkpoints
+from state.continuity import Probe
+from state.journal import Journal
+from state.slots import Slot, WeightId
+from tests.orchestrator.valid_config import with_flags
+
+PROBE = Probe("float32", (-1.0,), (-1.0,), 0.5, 3, (0.1, 0.1))
+
+
+class Gang:
+    """Ranks whose disks are as slow as the test likes: `on_disk` is set when all have written. `fails` with that."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.on_disk = threading.Event()
+        self.fails: Exception | None = None
+        self.saves: list[tuple[str, bool]] = []
+
+    def probe(self) -> Probe:
+        return PROBE
+
+    def agree(self, publish_id: str, *, with_kept: bool = False) -> Any:
+        weights = WeightId(1, int(publish_id.split("-")[-1]) + 1)
+        return SimpleNamespace(
+            publish_id=publish_id, weights=weights, slot=Slot.ACTOR, digest="d", tensors=(), transitions=(1,),
+            summaries=("s",), kept=(),
+        )  # fmt: skip
+
+    def save(self, quorum: Any, path: str, *, background: bool) -> None:
+        self.saves.append((quorum.publish_id, background))
+        (Path(path) / "weights").write_text(quorum.publish_id)
+
+    def finish_save(self, publish_id: str) -> None:
+        assert self.on_disk.wait(30)
+        if self.fails is not None:
+            raise self.fails
+
+
+class Run:
+    """A `Saving` with such a gang, and what stands in its directory."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        self.root = directory / "ckpt"
+        saving = ("--checkpoint.save_interval", "1", "--checkpoint.save", str(self.root))
+        self.config = with_flags(directory, *saving, *flags)
+        self.gang: Any = Gang(self.root)
+        self.journal = Journal(directory / "driver.jsonl", "driver")
+        self.run_dir = RunDir(directory, 1, self.journal)
+        self.saving = Saving(self.config, self.run_dir, self.gang)
+
+    @property
+    def tracker(self) -> str | None:
+        return checkpoints.inspect(self.root).tracker
+
+    @property
+    def kinds(self) -> list[str]:
+        return [entry["kind"] for entry in self.journal.recent()]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path, "--checkpoint.async_save", "--checkpoint.keep", "1")
+
+
+def test_it_is_complete_once_every_rank_has_written(run: Run) -> None:
+    run.saving.save(0, {"cursor": 0})
+    assert run.gang.saves == [("save-1-0", True)]
+    assert run.saving.check() == {}
+    assert (run.tracker, run.kinds) == (None, ["save_begun"])
+    assert [str(one) for one in checkpoints.inspect(run.root).incomplete] == ["iter_0000000 (the save was cut off)"]
+    run.gang.on_disk.set()
+    assert run.saving.finish().keys() == {"perf/background_save_s"}
+    assert (run.tracker, run.kinds) == ("0\n", ["save_begun", "save"])
+    assert checkpoints.read_marker(checkpoints.iteration_dir(run.root, 0))["version"] == 1
+    begun, saved = run.journal.recent()
+    own = ("seq", "at", "kind")
+    assert {k: v for k, v in begun.items() if k not in own} == {k: v for k, v in saved.items() if k not in own}
+
+
+def test_the_next_save_waits_for_it_and_retention_comes_after_both(run: Run) -> None:
+    run.saving.save(0, {})
+    threading.Timer(0.05, run.gang.on_disk.set).start()
+    assert "perf/background_save_s" in run.saving.save(1, {})
+    assert run.kinds[:3] == ["save_begun", "save", "save_begun"]
+    run.saving.finish()
+    assert checkpoints.inspect(run.root).ours == (1,)
+    assert run.tracker == "1\n"
+
+
+def test_what_it_failed_of_is_raised_once_and_the_tracker_does_not_move(run: Run) -> None:
+    run.gang.on_disk.set()
+    run.saving.save(0, {})
+    run.saving.finish()
+    run.gang.fails = WorkerFailed("actor/1 failed to write to disk: No space left on device")
+    run.saving.save(1, {})
+    with pytest.raises(WorkerFailed, match="actor/1 failed to write to disk: No space left"):
+        run.saving.finish()
+    assert run.saving.finish() == {}
+    assert (run.tracker, run.kinds[-1]) == ("0\n", "save_begun")
+    assert checkpoints.inspect(run.root).ours == (0,)
+
+
+def test_a_run_hears_of_a_failure_after_the_rollout_that_it_came_in(run: Run) -> None:
+    nobody: Any = None
+    manager: Any = SimpleNamespace(data_state=dict)
+    live = LiveRun(run.config, run.run_dir, run.gang, manager, nobody, nobody, nobody, Stop(0.0), None)
+    run.gang.fails = WorkerFailed("actor/1 failed to write to disk")
+    live.save(0)
+    live.may_stop()
+    run.gang.on_disk.set()
+    under_way = live._saving._under_way
+    assert under_way is not None
+    under_way._thread.join(30)
+    with pytest.raises(WorkerFailed, match="actor/1"):
+        live.may_stop()
+
+
+def test_it_is_not_waited_for_without_a_limit(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--checkpoint.async_save", "--train.timeout_s", "0.05")
+    run.saving.save(0, {})
+    with pytest.raises(WorkerFailed, match=r"save-1-0: not written within 0.05 s"):
+        run.saving.save(1, {})
+    assert run.gang.saves == [("save-1-0", True)]
+    run.gang.on_disk.set()
+
+
+def test_without_it_a_save_is_complete_when_it_returns(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.saving.save(0, {})
+    assert run.gang.saves == [("save-1-0", False)]
+    assert (run.tracker, run.kinds) == ("0\n", ["save"])
