@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from tests.e2e.resume_jobs import ROLLOUTS, Case
+from tests.e2e.runs import TINY
 from tests.workers.gang_processes import GangFailed, run_gang
+from workers.config import ModelConfig
+from workers.megatron.model import load_hf_config
 
 # 7 rows in batches of 3: an epoch ends in the middle of a rollout.
 ROWS = "".join(f'{{"prompt": "{i} {9 - i} {i // 2} =", "label": "{max(i, 9 - i)}"}}\n' for i in range(7))
@@ -16,8 +21,10 @@ SAME = ("train/lr", "train/loss", "train/grad_norm", "train/kl_loss", "reward/me
 
 
 def changes(mode: str, data: Path) -> dict[str, Any]:
+    """`bridge` is a `sync` run that begins with the Hugging Face directory beside the data."""
     return {
-        "loop": {"num_rollout": ROLLOUTS, "mode": mode},
+        "loop": {"num_rollout": ROLLOUTS, "mode": "async" if mode == "async" else "sync"},
+        "model": from_huggingface(data.parent / "base") if mode == "bridge" else {},
         "train": {"lr_decay_style": "cosine", "lr_warmup_steps": 2, "num_steps_per_rollout": 2},
         "algorithm": {"old_logprobs": "engine" if mode == "async" else "recompute"},
         "rollout": {"rollout_batch_size": 3, "n_samples_per_prompt": 4},
@@ -26,7 +33,18 @@ def changes(mode: str, data: Path) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=["sync", pytest.param("async", marks=pytest.mark.prove)])
+def from_huggingface(directory: Path) -> dict[str, Any]:
+    if not directory.exists():
+        torch.manual_seed(3)
+        config = load_hf_config(ModelConfig(config=TINY["model"]["config"]))
+        AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    return {"config": None, "hf_checkpoint": str(directory), "megatron_to_hf_mode": "bridge"}
+
+
+PROVEN = [pytest.param(mode, marks=pytest.mark.prove) for mode in ("bridge", "async")]
+
+
+@pytest.fixture(scope="module", params=["sync", *PROVEN])
 def mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -70,10 +88,11 @@ def test_samples_that_were_waiting_are_not_made_again(cases: list[Case], mode: s
         assert case.did.requests == 12 * (left - ahead)
 
 
-def test_what_continues_is_found_to_be_what_was_saved(cases: list[Case]) -> None:
+def test_what_continues_is_found_to_be_what_was_saved(cases: list[Case], mode: str) -> None:
+    assert cases[0].did.plan.load.kind == ("huggingface" if mode == "bridge" else "random")
     for case in cases[2:]:
         assert case.cut_after is not None
-        assert case.did.plan.start_rollout_id == case.cut_after + 1
+        assert (case.did.plan.source, case.did.plan.start_rollout_id) == ("native", case.cut_after + 1)
         assert case.did.jumps == []
 
 
