@@ -4,27 +4,34 @@ The digest of a named tensor is the sum, mod 2^64, over its elements of
 
     (raw bits of the element, unsigned, of its width) x mix(index of the element in the full tensor)
 
-where `mix` is an odd-valued 64-bit mixer (the finalizer of splitmix64, with its lowest bit set). A sum over global
-positions composes: every rank hashes its own slices where they stand, and the digests of disjoint slices that
-cover a tensor add up to the digest of the whole, before anything was gathered or converted.
+where `mix` is an odd-valued 64-bit mixer (`state.mixing`). A sum over global positions composes: every rank hashes its
+own slices where they stand, and the digests of disjoint slices that cover a tensor add up to the digest of the whole,
+before anything was gathered or converted.
 
-Only torch is imported, so that this file also runs inside an engine's process.
+The code here is the definition, and runs on any device; a kernel where there is one computes the same sums. At import
+only torch is needed, so that this file also runs inside an engine's process.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from state.mixing import splitmix, within_run
+from state.rows import Block, blocks, rows_of
+
 MASK64 = (1 << 64) - 1
 _CPU_CHUNK, _DEVICE_CHUNK = 1 << 16, 1 << 25
 """Elements hashed at once: what a CPU's caches hold with all temporaries, and what keeps a GPU busy."""
-_RAW_BITS = {1: (torch.uint8, 0xFF), 2: (torch.int16, 0xFFFF), 4: (torch.int32, 0xFFFFFFFF), 8: (torch.int64, -1)}
+_WORTH_A_KERNEL = 1 << 26
+"""Bytes on a CPU from which on its kernel is used: to load it takes as long as to hash some hundred megabytes here."""
+_RAW_BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,12 @@ class ShardDigest:
     @staticmethod
     def of(pieces: Iterable[PieceDigest]) -> ShardDigest:
         ordered = tuple(sorted(pieces, key=lambda p: (p.name, p.region.offset, p.region.shape)))
-        return ShardDigest(ordered, summarise(f"{p.name} {p.dtype} {p.region} {p.value:016x}" for p in ordered))
+        return ShardDigest(ordered, summarise(map(_line, ordered)))
+
+
+def _line(piece: PieceDigest) -> str:
+    region = piece.region
+    return f"{piece.name} {piece.dtype} {region.full_shape} {region.offset} {region.shape} {piece.value:016x}"
 
 
 def summarise(lines: Iterable[str]) -> str:
@@ -107,81 +119,90 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical shift of int64 (torch's own is arithmetic)."""
-    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
-
-
-def mix(index: Tensor) -> Tensor:
-    """Odd-valued 64-bit mixer of an int64 tensor of indices; wraps mod 2^64. Reference: splitmix64's finalizer."""
-    z = index + _signed(0x9E3779B97F4A7C15)  # a tensor of our own: from here on in place, for the caches' sake
-    z.bitwise_xor_(_shift_right(z, 30)).mul_(_signed(0xBF58476D1CE4E5B9))
-    z.bitwise_xor_(_shift_right(z, 27)).mul_(_signed(0x94D049BB133111EB))
-    return z.bitwise_xor_(_shift_right(z, 31)).bitwise_or_(1)
-
-
-def raw_bits(tensor: Tensor) -> Tensor:
-    """The bits of each element as a non-negative integer of its width, in int64 (8-byte elements wrap)."""
-    if tensor.is_complex():
-        raise TypeError("complex tensors have no digest")
-    if tensor.dtype == torch.bool:
-        return tensor.to(torch.int64)
-    view, mask = _RAW_BITS[tensor.element_size()]
-    return tensor.contiguous().view(view).to(torch.int64) & mask
-
-
 def digest_region(tensor: Tensor, region: Region) -> int:
     """The contribution of `tensor`, which is `region` of a full tensor, to that tensor's digest; in [0, 2^64)."""
-    return int(_weighted_sum(tensor, region).item()) & MASK64
+    return _sums([(tensor, region)])[0]
 
 
-def _weighted_sum(tensor: Tensor, region: Region) -> Tensor:
-    """The same as an int64 scalar that stays on the tensor's device: nothing waits for it."""
-    if tuple(tensor.shape) != region.shape:
-        raise ValueError(f"tensor of shape {tuple(tensor.shape)} is not {region}")
-    tensor, device = tensor.detach(), tensor.device
-    total = torch.zeros((), dtype=torch.int64, device=device)
-    if region.numel == 0:
-        return total
-    if not region.shape:
-        return total + (raw_bits(tensor.reshape(1)) * mix(torch.zeros(1, dtype=torch.int64, device=device))).sum()
-    strides = [math.prod(region.full_shape[d + 1 :]) for d in range(len(region.full_shape))]
-    row = math.prod(region.shape[1:])
-    inner = torch.zeros((), dtype=torch.int64, device=device)
-    for dim in range(1, len(region.shape)):
-        inner = inner.unsqueeze(-1) + _positions(region, dim, strides[dim], device)
-    inner = inner.reshape(1, row)
-    chunk = _CPU_CHUNK if device.type == "cpu" else _DEVICE_CHUNK
-    rows_at_once = max(1, chunk // max(1, row))
-    outer = _positions(region, 0, strides[0], device).unsqueeze(-1)
-    for start in range(0, region.shape[0], rows_at_once):
-        rows = tensor[start : start + rows_at_once].reshape(-1, row)
-        total += mix(outer[start : start + rows_at_once] + inner).mul_(raw_bits(rows)).sum()
-    return total
+def _sums(parts: Sequence[tuple[Tensor, Region]]) -> list[int]:
+    """The contribution of each part. One wait for each device, not one for each part."""
+    by_device: dict[torch.device, list[int]] = {}
+    for number, (tensor, region) in enumerate(parts):
+        if tensor.shape != region.shape:
+            raise ValueError(f"tensor of shape {tuple(tensor.shape)} is not {region}")
+        if tensor.is_complex():
+            raise TypeError("complex tensors have no digest")
+        by_device.setdefault(tensor.device, []).append(number)
+    sums = [0] * len(parts)
+    for device, numbers in by_device.items():
+        held = [parts[number] for number in numbers]
+        for number, value in zip(numbers, _kernel(device, held)(held), strict=True):
+            sums[number] = value & MASK64
+    return sums
 
 
-def _positions(region: Region, dim: int, stride: int, device: torch.device) -> Tensor:
-    start, size = region.offset[dim], region.shape[dim]
-    return torch.arange(start, start + size, dtype=torch.int64, device=device) * stride
+def _kernel(device: torch.device, held: Sequence[tuple[Tensor, Region]]) -> Callable[..., list[int]]:
+    """What is fastest for these, which are all on this device."""
+    if device.type == "cuda" and find_spec("triton"):
+        from state import digest_cuda
+
+        return digest_cuda.sums
+    nbytes = sum(region.numel * tensor.element_size() for tensor, region in held)
+    if device.type == "cpu" and nbytes >= _WORTH_A_KERNEL and find_spec("numba"):
+        from state import digest_cpu
+
+        return digest_cpu.sums
+    return eager_sums
+
+
+def eager_sums(held: Sequence[tuple[Tensor, Region]]) -> list[int]:
+    """The definition: what each part contributes to the digest of its tensor, mod 2^64. All are on one device."""
+    device = held[0][0].device
+    low = within_run(device)
+    totals = torch.zeros(len(held), dtype=torch.int64, device=device)
+    for total, (tensor, region) in zip(totals, held, strict=True):
+        # Unsigned integers; 8-byte elements as int64, whose products wrap alike.
+        bits = tensor.detach().view(_RAW_BITS[tensor.element_size()])
+        for rows in rows_of(tensor, region.full_shape, region.offset, region.shape):
+            for block in blocks(rows):
+                _add(total, bits, block, low)
+    return totals.tolist()
+
+
+def _add(total: Tensor, bits: Tensor, block: Block, low: Tensor) -> None:
+    chunk = _CPU_CHUNK if bits.device.type == "cpu" else _DEVICE_CHUNK
+    at_once = max(1, chunk // block.width)
+    low = low[block.low : block.low + block.width]
+    high = torch.arange(block.height, dtype=torch.int64, device=bits.device).mul_(block.high_step).add_(block.high)
+    high = splitmix(high)
+    start = bits.storage_offset() + block.start
+    rows = bits.as_strided((block.height, block.width), (block.step, block.stride), start)
+    for first in range(0, block.height, at_once):
+        weighted = rows[first : first + at_once].to(torch.int64, copy=True).mul_(low).sum(1)
+        total += weighted.mul_(high[first : first + at_once]).sum()
 
 
 def digest_pieces(pieces: Iterable[Piece]) -> ShardDigest:
     """Hash every piece where it stands."""
     held = list(pieces)
-    sums = [_weighted_sum(piece.tensor, piece.region) for piece in held]
-    # One wait for the device, not one for each piece.
-    values = torch.stack(sums).tolist() if sums else []
+    values = _sums([(piece.tensor, piece.region) for piece in held])
     return ShardDigest.of(
-        PieceDigest(piece.name, dtype_name(piece.tensor.dtype), piece.region, value & MASK64)
+        PieceDigest(piece.name, dtype_name(piece.tensor.dtype), piece.region, value)
         for piece, value in zip(held, values, strict=True)
+    )
+
+
+def digest_tensors(tensors: Mapping[str, Tensor]) -> tuple[TensorDigest, ...]:
+    """The digests of whole tensors that stand here, each in one piece; by name, in its order."""
+    named = sorted(tensors.items())
+    values = _sums([(tensor, Region.whole(tensor.shape)) for _, tensor in named])
+    return tuple(
+        TensorDigest(name, dtype_name(tensor.dtype), tuple(tensor.shape), value)
+        for (name, tensor), value in zip(named, values, strict=True)
     )
 
 
 def digest_tensor(name: str, tensor: Tensor) -> TensorDigest:
     """The digest of a whole tensor that stands here in one piece."""
-    shape = tuple(tensor.shape)
-    return TensorDigest(name, dtype_name(tensor.dtype), shape, digest_region(tensor, Region.whole(shape)))
+    (digest,) = digest_tensors({name: tensor})
+    return digest

@@ -548,7 +548,7 @@ MUTANTS = (
         "a digest that a permutation does not change",
         "I2",
         (
-            "state/digest.py",
+            "state/mixing.py",
             "    return z.bitwise_xor_(_shift_right(z, 31)).bitwise_or_(1)\n",
             "    return torch.ones_like(z)\n",
         ),

@@ -12,18 +12,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state.digest import Piece, Region, digest_pieces, digest_region, digest_tensor, mix
+from state.digest import Piece, Region, digest_pieces, digest_region, digest_tensor
+from state.mixing import mix, splitmix
 
 M = (1 << 64) - 1
 UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.uint8, torch.float8_e4m3fn]
 
 
-def reference_mix(index: int) -> int:
-    z = (index + 0x9E3779B97F4A7C15) & M
+def reference_splitmix(x: int) -> int:
+    z = (x + 0x9E3779B97F4A7C15) & M
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & M
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & M
     return (z ^ (z >> 31)) | 1
+
+
+def reference_mix(index: int) -> int:
+    high, low = divmod(index, 1024)
+    return reference_splitmix(high) * reference_splitmix(-1 - low) & M
 
 
 def reference(tensor: torch.Tensor, region: Region) -> int:
@@ -45,6 +51,7 @@ def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torc
 
 @given(st.integers(0, M >> 1))
 def test_mix_is_the_reference_and_odd(index: int) -> None:
+    assert int(splitmix(torch.tensor([index])).item()) & M == reference_splitmix(index)
     assert int(mix(torch.tensor([index])).item()) & M == reference_mix(index)
     assert reference_mix(index) % 2 == 1
 
@@ -58,6 +65,18 @@ def test_any_box_of_any_tensor_is_the_reference(
     shape = tuple(data.draw(st.integers(0, n - o)) for n, o in zip(full, offset, strict=True))
     region = Region(tuple(full), offset, shape)
     part = random_tensor(shape, dtype, seed)
+    assert digest_region(part, region) == reference(part, region)
+
+
+LONG = [((5000,), (0,), (5000,)), ((5000,), (1000,), (2100,)), ((3, 2, 1500), (1, 0, 20), (2, 2, 1010))]
+SLICED = [((6, 1024), (0, 512), (6, 512)), ((9, 640), (2, 100), (7, 300)), ((4, 2500), (0, 1), (4, 2498))]
+
+
+@pytest.mark.parametrize(("full", "offset", "shape"), LONG + SLICED)
+def test_boxes_within_and_across_the_runs_of_the_mixer_are_the_reference(
+    full: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    region, part = Region(full, offset, shape), random_tensor(shape, torch.bfloat16, 5)
     assert digest_region(part, region) == reference(part, region)
 
 
@@ -98,6 +117,16 @@ def test_a_permutation_and_a_transposition_are_seen() -> None:
     before = digest_tensor("w", tensor).value
     assert digest_tensor("w", tensor[[1, 0, 2, 3, 4, 5]]).value != before
     assert digest_tensor("w", tensor.t()).value != before
+
+
+def test_what_stands_a_whole_run_further_on_is_told_apart() -> None:
+    """Runs that change places; and corners of a rectangle, which weights that were sums of two factors would miss."""
+    whole = random_tensor((4, 1024), torch.bfloat16, 1)
+    assert digest_tensor("w", whole[[1, 0, 2, 3]]) != digest_tensor("w", whole)
+    falling, rising = torch.zeros(2, 4, 1024, dtype=torch.bfloat16)
+    falling[0, 0] = falling[1, 7] = 1
+    rising[1, 0] = rising[0, 7] = 1
+    assert digest_tensor("w", falling) != digest_tensor("w", rising)
 
 
 @pytest.mark.parametrize("n", [2, 4, 64, 4096])
@@ -142,5 +171,5 @@ def test_a_tensor_that_is_not_its_region_is_refused() -> None:
 
 def test_the_file_imports_only_torch() -> None:
     """It also runs inside an engine's process."""
-    code = "import sys, state.digest; assert not {m.split('.')[0] for m in sys.modules} & {'transitions', 'ray'}"
+    code = "import sys, state.digest; assert not {m.split('.')[0] for m in sys.modules} & {'transitions', 'ray', 'numba'}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

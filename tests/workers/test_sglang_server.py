@@ -83,12 +83,15 @@ def test_the_plug_in_is_found_by_its_entry_point_and_imports_torch_alone(tmp_pat
     assert (found.group, found.value) == ("sglang.srt.plugins", "workers.rollout.sglang_plugin:register")
     code = (
         "import sys, workers.rollout.sglang_plugin as p; print(p.__file__); "
-        "print([n for n in ('ray', 'megatron', 'transformers', 'pydantic') if n in sys.modules])"
+        "print([n for n in ('ray', 'megatron', 'transformers', 'pydantic', 'numba') if n in sys.modules]); "
+        "import state.digest_cpu"
     )
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
     )
     assert run.stdout.splitlines() == [str(tmp_path / "workers/rollout/sglang_plugin.py"), "[]"], run.stderr
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "state/digest_cuda.py").exists()  # which can only be imported where Triton is
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, code: str) -> list[tuple[int, ...]]:

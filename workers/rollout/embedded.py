@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from state.digest import digest_tensor, dtype_name
+from state.digest import digest_tensors, dtype_name
 from state.slots import WeightId
 from workers.config import ModelConfig, SamplingConfig
 from workers.rollout.claim import EngineClaim
@@ -113,7 +113,7 @@ class EmbeddedEngine:
     def prove(self) -> Proof:
         update = self._claim.to_prove()
         with self._computing():
-            tensors = tuple(digest_tensor(name, self._tensors[name]) for name in sorted(self._tensors))
+            tensors = digest_tensors(self._tensors)
         self._claim.proven(update, tensors)
         return Proof(self._engine_id, update.publish_id if update else None, tensors)
 

@@ -24,6 +24,10 @@ _ROOT = Path(__file__).parents[2]
 _CARRIED = (
     "state/__init__.py",
     "state/digest.py",
+    "state/digest_cpu.py",
+    "state/digest_cuda.py",
+    "state/mixing.py",
+    "state/rows.py",
     "workers/__init__.py",
     "workers/rollout/__init__.py",
     "workers/rollout/noise.py",
