@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator import checks, resuming, slot_plan, surroundings
+from orchestrator import checks, prompt_checks, resuming, slot_plan, surroundings
 from orchestrator.commands.command_line import parser, print_json
 from orchestrator.config import Config
 from orchestrator.exit_codes import ExitCode, exit_code
 from orchestrator.interrupts import raise_on_sigterm
-from orchestrator.options import ConfigError, Problem, nearest, resolve, to_yaml
+from orchestrator.options import ConfigError, Problem, Resolved, nearest, resolve, to_yaml
 from orchestrator.slot_plan import SlotLoad
 from state.resume import LoadSpec, ResumePlan
 
@@ -88,7 +88,8 @@ def _train(arguments: list[str]) -> int:
     arguments = [argument for argument in arguments if argument not in ("--dry-run", "--json")]
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError([Problem("CONFIG.yaml", "comes first: slotwise train CONFIG.yaml [--section.key value ...]")])
-    config = _checked(Path(arguments[0]), arguments[1:])
+    resolved = resolve(Path(arguments[0]), arguments[1:])
+    config = _checked(resolved)
     plan = resuming.plan(config)
     auxiliary = slot_plan.auxiliary(config, plan)
     for warning in plan.warnings:
@@ -97,19 +98,22 @@ def _train(arguments: list[str]) -> int:
         _print_dry_run(config, plan, auxiliary, as_json)
         return ExitCode.DONE
     raise_on_sigterm()
+    _refuse(resolved, prompt_checks.problems(config))
     from orchestrator.run import train
 
     train(config, plan)
     return ExitCode.DONE
 
 
-def _checked(path: Path, flags: Sequence[str]) -> Config:
-    resolved = resolve(path, flags)
+def _checked(resolved: Resolved) -> Config:
     config = resolved.config
-    found = (*checks.problems(config), *surroundings.problems(config, surroundings.here(config)))
-    if found:
-        raise ConfigError([resolved.located(problem) for problem in found])
+    _refuse(resolved, (*checks.problems(config), *surroundings.problems(config, surroundings.here(config))))
     return config
+
+
+def _refuse(resolved: Resolved, problems: Iterable[Problem]) -> None:
+    if found := [resolved.located(problem) for problem in problems]:
+        raise ConfigError(found)
 
 
 def _print_dry_run(config: Config, plan: ResumePlan, auxiliary: Sequence[SlotLoad], as_json: bool) -> None:
