@@ -15,7 +15,7 @@ from orchestrator.rewards.registry import REWARDS
 from orchestrator.sglang_checks import sglang
 from orchestrator.transport_checks import directory
 
-MODEL_TYPES = ("qwen3", "qwen2", "llama")
+MODEL_TYPES = ("qwen3", "qwen3_moe", "qwen2", "llama")
 
 
 def problems(config: Config) -> tuple[Problem, ...]:
@@ -237,6 +237,14 @@ def _megatron(config: Config) -> Iterator[Problem]:
         if key not in known:
             near = nearest(key, known)
             yield Problem(dotted, f"Megatron's configs have no field {key!r}{near}")
+        elif key == "expert_model_parallel_size":
+            if value != 1:
+                yield Problem(
+                    dotted,
+                    f"given {value!r}; only 1 is offered: ranks that share experts have to run equally many "
+                    "micro-batches, and data-parallel ranks here run as many as their samples need. Use "
+                    "train.tensor_model_parallel_size, which splits every expert",
+                )
         elif key in megatron_fields.DECIDED:
             instead = megatron_fields.DECIDED[key]
             yield Problem(

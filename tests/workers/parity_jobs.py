@@ -25,6 +25,8 @@ from workers.weights.rendezvous import Rendezvous
 from workers.weights.send_plan import SendPlan, plan_send
 
 MODEL = ModelConfig(config=TINY["model"]["config"], dtype="float32")
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
+MOE = ModelConfig(config={**TINY["model"]["config"], "model_type": "qwen3_moe", **EXPERTS}, dtype="float32")
 PUBLISHED = WeightId(1, 0)
 
 
@@ -49,13 +51,13 @@ class FromMemory:
         return
 
 
-def ratios(place: Place, temperatures: list[float]) -> dict[float, tuple[float, float]]:
+def ratios(place: Place, model: ModelConfig, temperatures: list[float]) -> dict[float, tuple[float, float]]:
     """By temperature, the smallest and largest importance ratio of fresh samples, trainer against engine."""
     with redirect("cpu"):
         parallel.initialise(place.rank, Layout(1), place.init_method, 0, "cpu", timeout_s=60.0)
-        gpt = build(load_hf_config(MODEL), Layout(1), MODEL, {}, seed=3)
+        gpt = build(load_hf_config(model), Layout(1), model, {}, seed=3)
     pieces = list(GptWeights(gpt).pieces())
-    engine = EmbeddedEngine("engine", MODEL, FromMemory(pieces))
+    engine = EmbeddedEngine("engine", model, FromMemory(pieces))
     _publish(engine, pieces)
     found = {}
     for temperature in temperatures:

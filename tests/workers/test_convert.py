@@ -35,7 +35,10 @@ def huggingface(directory: Path, name: str, dtype: torch.dtype) -> PreTrainedMod
     return model
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("qwen3-tied", torch.bfloat16), ("llama-untied", torch.float32)])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("qwen3-tied", torch.bfloat16), ("llama-untied", torch.float32), ("qwen3-moe", torch.bfloat16)],
+)
 def test_there_and_back_is_bit_equal(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model = huggingface(tmp_path / "hf", name, dtype)
     release = convert(tmp_path / "hf", tmp_path / "native")

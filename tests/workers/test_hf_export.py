@@ -18,11 +18,13 @@ from workers.megatron import random_init
 from workers.megatron.hf_io import INDEX, SINGLE_FILE
 from workers.megatron.hf_layout import expected_tensors
 from workers.megatron.model import load_hf_config
+from workers.rollout.transformers_layout import named_tensors
 
 JOBS = "tests.workers.export_jobs"
 MODELS: dict[str, ModelConfig] = {
     "qwen2-tied": tiny("qwen2-tied"),
     "llama-untied": tiny("llama-untied"),
+    "qwen3-moe": tiny("qwen3-moe"),
     "qwen3-bf16": tiny("qwen3-tied").model_copy(update={"dtype": "bfloat16"}),
 }
 
@@ -48,7 +50,7 @@ def test_transformers_loads_what_any_layout_exports(layout: str, file_bytes: int
         assert {digest_tensor(*item) for item in written.items()} == set(agreed[name])
         loaded = AutoModelForCausalLM.from_pretrained(directory)
         assert str(loaded.dtype) == f"torch.{model.dtype}"
-        assert all(torch.equal(value, written[tensor]) for tensor, value in loaded.named_parameters())
+        assert all(torch.equal(value, written[tensor]) for tensor, value in named_tensors(loaded).items())
 
 
 def test_nothing_is_written_without_a_permit_to_save_or_that_nobody_swore_to(tmp_path: Path) -> None:

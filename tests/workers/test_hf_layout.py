@@ -18,6 +18,7 @@ from tests.workers.tiny_models import TINY, tiny
 from workers.megatron import random_init
 from workers.megatron.hf_layout import GptWeights, bare, box, expected_tensors
 from workers.megatron.model import load_hf_config
+from workers.rollout.transformers_layout import named_tensors
 
 SEED = 5
 MODELS = {name: tiny(name) for name in TINY}
@@ -47,7 +48,7 @@ def test_names_and_shapes_are_those_of_transformers(name: str) -> None:
     hf_config = load_hf_config(MODELS[name])
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(hf_config)
-    assert expected_tensors(hf_config) == {name: tuple(p.shape) for name, p in theirs.named_parameters()}
+    assert expected_tensors(hf_config) == {name: tuple(p.shape) for name, p in named_tensors(theirs).items()}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

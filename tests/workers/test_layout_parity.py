@@ -22,6 +22,7 @@ from workers.megatron.hf_io import load_huggingface
 from workers.megatron.hf_layout import GptWeights
 from workers.megatron.model import build, load_hf_config
 from workers.megatron.parallel import Layout
+from workers.rollout.transformers_layout import named_tensors
 
 HERE = "tests.workers.test_layout_parity"
 ROPES = {
@@ -139,5 +140,5 @@ def test_digests_are_those_of_the_tensors_of_transformers_on_every_layout(
 ) -> None:
     for name, reference in references.items():
         assert summed([rank[name].held for rank in seen.ranks]) == {
-            tensor: digest_tensor(tensor, value) for tensor, value in reference.named_parameters()
+            tensor: digest_tensor(tensor, value) for tensor, value in named_tensors(reference).items()
         }

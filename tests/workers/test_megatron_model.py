@@ -144,5 +144,5 @@ def test_a_config_has_to_come_from_somewhere() -> None:
         load_hf_config(ModelConfig())
     with pytest.raises(FileNotFoundError, match=r"holds no config\.json"):
         load_hf_config(ModelConfig(hf_checkpoint="/nowhere"))
-    with pytest.raises(UnsupportedModel, match="'gpt2'; known here: qwen3, qwen2, llama"):
+    with pytest.raises(UnsupportedModel, match="'gpt2'; known here: qwen3, qwen3_moe, qwen2, llama"):
         load_hf_config(ModelConfig(config={"model_type": "gpt2"}))

@@ -21,6 +21,7 @@ SHAPES = {
     "qwen3-untied": replace(QWEN3, tied=False),
     "qwen2-tied": replace(QWEN3, architecture="Qwen2ForCausalLM"),
     "llama-untied": replace(QWEN3, architecture="LlamaForCausalLM", tied=False),
+    "qwen3-moe": replace(QWEN3, architecture="Qwen3MoeForCausalLM", tied=False, experts=3),
 }
 PADDED_VOCAB = 64
 
@@ -42,10 +43,13 @@ def whole_model(shape: Shape) -> dict[str, Tensor]:
             if shape.architecture == "Qwen2ForCausalLM":
                 sizes[layer + f"self_attn.{name}_proj.bias"] = (heads * shape.head_dim,)
         sizes[layer + "self_attn.o_proj.weight"] = (shape.hidden, shape.heads * shape.head_dim)
-        if shape.architecture == "Qwen3ForCausalLM":
+        if shape.architecture.startswith("Qwen3"):
             sizes |= {layer + f"self_attn.{n}_norm.weight": (shape.head_dim,) for n in "qk"}
-        sizes |= {layer + f"mlp.{n}_proj.weight": (shape.ffn, shape.hidden) for n in ("gate", "up")}
-        sizes[layer + "mlp.down_proj.weight"] = (shape.hidden, shape.ffn)
+        if shape.experts:
+            sizes[layer + "mlp.gate.weight"] = (shape.experts, shape.hidden)
+        for mlp in [f"mlp.experts.{e}" for e in range(shape.experts)] or ["mlp"]:
+            sizes |= {layer + f"{mlp}.{n}_proj.weight": (shape.ffn, shape.hidden) for n in ("gate", "up")}
+            sizes[layer + f"{mlp}.down_proj.weight"] = (shape.hidden, shape.ffn)
     return {name: torch.randn(size, generator=g) for name, size in sizes.items()}
 
 
@@ -77,6 +81,10 @@ def as_sglang_holds(model: dict[str, Tensor], shape: Shape) -> dict[str, Tensor]
                 pass
             case _:
                 held[name] = weight
+    for i in range(shape.layers if shape.experts else 0):
+        prefix = f"model.layers.{i}.mlp.experts."
+        for theirs, ours in (("w13_weight", "gate_up_proj.weight"), ("w2_weight", "down_proj.weight")):
+            held[prefix + theirs] = torch.stack([held.pop(f"{prefix}{e}.{ours}") for e in range(shape.experts)])
     return held
 
 
@@ -156,6 +164,6 @@ def test_what_the_map_does_not_describe_is_refused(change: dict[str, Tensor | No
 
 
 def test_an_architecture_without_a_map_is_refused() -> None:
-    shape = replace(QWEN3, architecture="Qwen3MoeForCausalLM")
-    with pytest.raises(UnknownLayout, match="no map for Qwen3MoeForCausalLM; there is one for Llama"):
+    shape = replace(QWEN3, architecture="Qwen2MoeForCausalLM")
+    with pytest.raises(UnknownLayout, match="no map for Qwen2MoeForCausalLM; there is one for Llama"):
         pieces({}, shape)

@@ -19,9 +19,12 @@ _SMALL: dict[str, Any] = {
 }
 _NO_HEAD_DIM = {key: value for key, value in _SMALL.items() if key != "head_dim"} | {"hidden_size": 48}
 
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "norm_topk_prob": True}
+
 TINY: dict[str, dict[str, Any]] = {
     "qwen3-tied": {"model_type": "qwen3", "tie_word_embeddings": True, **_SMALL},
     "qwen3-untied": {"model_type": "qwen3", "tie_word_embeddings": False, **_SMALL},
+    "qwen3-moe": {"model_type": "qwen3_moe", "tie_word_embeddings": False, **_SMALL, **_EXPERTS},
     "qwen2-tied": {"model_type": "qwen2", "tie_word_embeddings": True, **_NO_HEAD_DIM},
     "qwen2-untied": {"model_type": "qwen2", "tie_word_embeddings": False, **_NO_HEAD_DIM},
     "llama-tied": {"model_type": "llama", "tie_word_embeddings": True, **_SMALL},

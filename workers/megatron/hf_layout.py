@@ -3,11 +3,12 @@
 One map serves fingerprints, import, export and publishing. Formats on Megatron's side, per tensor parallel rank:
 
 - `linear_qkv`: rows grouped per key-value head: the query heads of the group, its key, its value; biases likewise;
-- `linear_fc1`: the rank's rows of the gate, then its rows of the up projection;
+- `linear_fc1`: the rank's rows of the gate, then its rows of the up projection; of each expert its own;
 - embedding and output layer: a block of rows of the padded vocabulary; padding rows belong to no tensor;
-- `linear_proj`, `linear_fc2`: a block of columns; norms are whole on every rank.
+- `linear_proj`, `linear_fc2`: a block of columns; norms and routers are whole on every rank.
 
-A tied embedding also stands on the last pipeline stage, as a replica of the same Hugging Face tensor.
+Experts have the names of Hugging Face's files, where each stands alone. A tied embedding also stands on the last
+pipeline stage, as a replica of the same Hugging Face tensor.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Iterator, Mapping
 
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.mlp import MLP
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor, nn
 from transformers import PretrainedConfig
@@ -32,9 +35,14 @@ def head_dim(hf_config: PretrainedConfig) -> int:
     return hf_config.to_dict().get("head_dim") or hf_config.hidden_size // hf_config.num_attention_heads
 
 
+def is_moe(hf_config: PretrainedConfig) -> bool:
+    """Whether its layers have experts."""
+    return bool(hf_config.model_type == "qwen3_moe")
+
+
 def expected_tensors(hf_config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the Hugging Face model; a tied output layer is not a tensor of its own."""
-    hidden, ffn, head = hf_config.hidden_size, hf_config.intermediate_size, head_dim(hf_config)
+    hidden, head = hf_config.hidden_size, head_dim(hf_config)
     queries, keys = hf_config.num_attention_heads * head, hf_config.num_key_value_heads * head
     tensors: dict[str, tuple[int, ...]] = {EMBEDDING: (hf_config.vocab_size, hidden)}
     for index in range(hf_config.num_hidden_layers):
@@ -48,17 +56,28 @@ def expected_tensors(hf_config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
             tensors[layer + "self_attn.q_proj.bias"] = (queries,)
             tensors[layer + "self_attn.k_proj.bias"] = (keys,)
             tensors[layer + "self_attn.v_proj.bias"] = (keys,)
-        if hf_config.model_type == "qwen3":
+        if hf_config.model_type in ("qwen3", "qwen3_moe"):
             tensors[layer + "self_attn.q_norm.weight"] = (head,)
             tensors[layer + "self_attn.k_norm.weight"] = (head,)
         tensors[layer + "post_attention_layernorm.weight"] = (hidden,)
-        tensors[layer + "mlp.gate_proj.weight"] = (ffn, hidden)
-        tensors[layer + "mlp.up_proj.weight"] = (ffn, hidden)
-        tensors[layer + "mlp.down_proj.weight"] = (hidden, ffn)
+        if is_moe(hf_config):
+            tensors[layer + "mlp.gate.weight"] = (hf_config.num_experts, hidden)
+            for expert in range(hf_config.num_experts):
+                tensors |= _mlp(f"{layer}mlp.experts.{expert}.", hidden, hf_config.moe_intermediate_size)
+        else:
+            tensors |= _mlp(layer + "mlp.", hidden, hf_config.intermediate_size)
     tensors[FINAL_NORM] = (hidden,)
     if not hf_config.tie_word_embeddings:
         tensors[LM_HEAD] = (hf_config.vocab_size, hidden)
     return tensors
+
+
+def _mlp(prefix: str, hidden: int, ffn: int) -> dict[str, tuple[int, ...]]:
+    return {
+        prefix + "gate_proj.weight": (ffn, hidden),
+        prefix + "up_proj.weight": (ffn, hidden),
+        prefix + "down_proj.weight": (hidden, ffn),
+    }
 
 
 def box(region: Region) -> tuple[slice, ...]:
@@ -123,11 +142,19 @@ class GptWeights:
             yield _whole(prefix + "self_attn.k_norm.weight", attention.k_layernorm.weight)
         yield self._columns(prefix + "self_attn.o_proj.weight", attention.linear_proj.weight)
         yield _whole(prefix + "post_attention_layernorm.weight", layer.pre_mlp_layernorm.weight)
+        if isinstance(mlp, MoELayer):
+            yield _whole(prefix + "mlp.gate.weight", mlp.router.weight)
+            for number, expert in enumerate(mlp.experts.local_experts):
+                yield from self._mlp(f"{prefix}mlp.experts.{number}.", expert)
+        else:
+            yield from self._mlp(prefix + "mlp.", mlp)
+
+    def _mlp(self, prefix: str, mlp: MLP) -> Iterator[Piece]:
         rows = mlp.linear_fc1.weight.shape[0] // 2
         gate, up = mlp.linear_fc1.weight.data[:rows], mlp.linear_fc1.weight.data[rows:]
-        yield _rows(prefix + "mlp.gate_proj.weight", gate, rows * self._tp, rows * self._tp_rank)
-        yield _rows(prefix + "mlp.up_proj.weight", up, rows * self._tp, rows * self._tp_rank)
-        yield self._columns(prefix + "mlp.down_proj.weight", mlp.linear_fc2.weight)
+        yield _rows(prefix + "gate_proj.weight", gate, rows * self._tp, rows * self._tp_rank)
+        yield _rows(prefix + "up_proj.weight", up, rows * self._tp, rows * self._tp_rank)
+        yield self._columns(prefix + "down_proj.weight", mlp.linear_fc2.weight)
 
     def _qkv(self, prefix: str, what: str, fused: Tensor) -> Iterator[Piece]:
         config = self._model.config

@@ -1,4 +1,4 @@
-"""Builds this rank's stage of a GPT model from a Hugging Face config: Qwen3, Qwen2 (and 2.5) and Llama.
+"""Builds this rank's stage of a GPT model from a Hugging Face config: Qwen3, Qwen3-MoE, Qwen2 (and 2.5) and Llama.
 
 The local layer spec (no Transformer Engine) with `attention_mask=None` is causal, so sequences padded on the right
 need no mask. Called inside `cpu.redirect(device)`, after `parallel.initialise`.
@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from transformers import AutoConfig, PretrainedConfig
 
 from state.errors import SlotwiseError
 from workers.config import ModelConfig
 from workers.megatron import random_init
-from workers.megatron.hf_layout import GptWeights, head_dim
+from workers.megatron.hf_layout import GptWeights, head_dim, is_moe
+from workers.megatron.layer_spec import block_spec
 from workers.megatron.parallel import Layout
 
-MODEL_TYPES = ("qwen3", "qwen2", "llama")
+MODEL_TYPES = ("qwen3", "qwen3_moe", "qwen2", "llama")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 VOCAB_MULTIPLE = 16
 """The vocabulary is padded to a multiple of this and of TP, so that the usual layouts agree on the padded size."""
@@ -41,6 +41,13 @@ class GptConfig(TransformerConfig):
     """Megatron's config of a Hugging Face model, with the config it came from."""
 
     hf: PretrainedConfig = dataclasses.field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_moe_experts is not None:
+            # Megatron keeps this dispatcher from sequences of many lengths, since ranks that share experts must bring
+            # equally many tokens. Here those are TP ranks alone, which do.
+            self.moe_token_dispatcher_type = "allgather"
 
     @property
     def vocab_size(self) -> int:
@@ -85,9 +92,7 @@ def build(
     rope = _rope(hf_config)
     gpt = GPTModel(
         config=config,
-        transformer_layer_spec=get_gpt_layer_local_spec(
-            qk_layernorm=config.qk_layernorm, normalization=config.normalization
-        ),
+        transformer_layer_spec=block_spec(config),
         vocab_size=padded_vocab_size(hf_config.vocab_size, layout.tp),
         max_sequence_length=hf_config.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -130,7 +135,7 @@ def transformer_config(
         "kv_channels": head_dim(hf_config),
         "normalization": "RMSNorm",
         "layernorm_epsilon": hf_config.rms_norm_eps,
-        "qk_layernorm": hf_config.model_type == "qwen3",
+        "qk_layernorm": hf_config.model_type in ("qwen3", "qwen3_moe"),
         "gated_linear_unit": True,
         "activation_func": torch.nn.functional.silu,
         "add_bias_linear": False,
@@ -150,14 +155,33 @@ def transformer_config(
         "moe_token_dispatcher_type": "alltoall",
         # torch's norm has no persistent kernel.
         "persist_layer_norm": False,
+        "expert_model_parallel_size": 1,
+        **(_experts(hf_config) if is_moe(hf_config) else {}),
     }
     fields = {field.name for field in dataclasses.fields(TransformerConfig)}
     chosen = {key: value for key, value in megatron.items() if key in fields}
+    if is_moe(hf_config) and layout.tp > 1 and not chosen.setdefault("sequence_parallel", True):
+        raise ValueError("train.megatron.sequence_parallel is needed for experts that TP ranks share; leave it out")
     clashes = sorted(chosen.keys() & decided.keys())
     if clashes:
         raise ValueError(f"train.megatron.{clashes[0]} is decided by the model and the layout; remove it")
     # Every *_fusion is off by default, which the local spec needs where there is no Apex.
     return GptConfig(**decided, **chosen, hf=hf_config)
+
+
+def _experts(hf_config: PretrainedConfig) -> dict[str, Any]:
+    """Each token goes to the experts of its largest router probabilities, none is dropped, and nothing but the loss
+    trains the router."""
+    return {
+        "num_moe_experts": hf_config.num_experts,
+        "moe_ffn_hidden_size": hf_config.moe_intermediate_size,
+        "moe_router_topk": hf_config.num_experts_per_tok,
+        # A softmax over the chosen logits alone is the normalised softmax over all.
+        "moe_router_pre_softmax": not hf_config.norm_topk_prob,
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_grouped_gemm": False,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +232,15 @@ def _check_supported(hf_config: PretrainedConfig) -> None:
         wrong.append("mlp_bias is True, only False is known here")
     if hf_config.model_type in ("qwen3", "qwen2") and set(hf_config.layer_types) - {"full_attention"}:
         wrong.append("layer_types has layers of sliding attention, only full attention is known here")
+    if is_moe(hf_config):
+        if hf_config.use_sliding_window:
+            wrong.append("use_sliding_window is True, only full attention is known here")
+        if hf_config.mlp_only_layers or hf_config.decoder_sparse_step != 1:
+            wrong.append(
+                "some layers have no experts (mlp_only_layers, decoder_sparse_step); all or none are known here"
+            )
+        if hf_config.num_experts_per_tok == 1 and hf_config.norm_topk_prob:
+            wrong.append("norm_topk_prob with one expert per token leaves the router nothing to learn")
     if wrong:
         raise UnsupportedModel(f"{hf_config.model_type} config: {'; '.join(wrong)}")
 
@@ -215,10 +248,14 @@ def _check_supported(hf_config: PretrainedConfig) -> None:
 def _check_divisible(hf_config: PretrainedConfig, layout: Layout) -> None:
     layout.check()
     heads, groups = hf_config.num_attention_heads, hf_config.num_key_value_heads
+    if is_moe(hf_config):
+        ffn = ("moe_intermediate_size", hf_config.moe_intermediate_size)
+    else:
+        ffn = ("intermediate_size", hf_config.intermediate_size)
     for name, size, by, divisor in (
         ("num_hidden_layers", hf_config.num_hidden_layers, "pipeline parallel size", layout.pp),
         ("num_key_value_heads", groups, "tensor parallel size", layout.tp),
-        ("intermediate_size", hf_config.intermediate_size, "tensor parallel size", layout.tp),
+        (*ffn, "tensor parallel size", layout.tp),
         ("num_attention_heads", heads, "num_key_value_heads", groups),
     ):
         if size % divisor:

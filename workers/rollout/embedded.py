@@ -27,6 +27,7 @@ from workers.config import ModelConfig, SamplingConfig
 from workers.rollout.claim import EngineClaim
 from workers.rollout.protocol import EngineView, GenerateRequest, GenerateResult, Proof
 from workers.rollout.sampling import BatchSampling, Outcome, seed_tensor
+from workers.rollout.transformers_layout import named_tensors
 from workers.weights.base import Receiver
 from workers.weights.buckets import TensorSpec, torch_dtype
 from workers.weights.manifest import Manifest
@@ -61,7 +62,7 @@ class EmbeddedEngine:
         self._tokenizer = None if tokenizer is None else AutoTokenizer.from_pretrained(tokenizer)
         with self._computing():
             self._model, self._generation = _build(model, self._device)
-            self._tensors = _named_tensors(self._model)
+            self._tensors = named_tensors(self._model)
             _fill_with_garbage(self._tensors)
         self._claim = EngineClaim(
             engine_id, {name: (dtype_name(t.dtype), tuple(t.shape)) for name, t in self._tensors.items()}
@@ -210,14 +211,6 @@ def _build(model: ModelConfig, device: torch.device) -> tuple[PreTrainedModel, _
     built = AutoModelForCausalLM.from_config(config, dtype=torch_dtype(model.dtype), attn_implementation="sdpa")
     built.generation_config = GenerationConfig()
     return built.to(device).eval().requires_grad_(False), ends
-
-
-def _named_tensors(model: PreTrainedModel) -> Mapping[str, Tensor]:
-    """Parameters and persistent buffers by Hugging Face name; a tied tensor once, by the name of its first use."""
-    parameters = dict(model.named_parameters(remove_duplicate=True))
-    every_name = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    buffers = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in every_name}
-    return {**parameters, **buffers}
 
 
 def _fill_with_garbage(tensors: Mapping[str, Tensor]) -> None:

@@ -5,8 +5,9 @@ SGLang fuses and splits, per tensor parallel rank:
 - `qkv_proj`: the rank's rows of the queries, then of the keys, then of the values; with more ranks than key-value
   heads, several ranks hold the same head;
 - `gate_up_proj`: the rank's rows of the gate, then of the up projection;
+- `experts.w13_weight`, `experts.w2_weight`: of all experts, in order, what `gate_up_proj` and `down_proj` hold of one;
 - `embed_tokens`, `lm_head`: a block of rows of the padded vocabulary; padding belongs to no tensor;
-- `o_proj`, `down_proj`: a block of columns; norms are whole on every rank.
+- `o_proj`, `down_proj`: a block of columns; norms and routers are whole on every rank.
 
 A tied output layer is the embedding itself. What is not described here has no proof: `UnknownLayout`.
 
@@ -22,8 +23,9 @@ from torch import Tensor
 
 from state.digest import Piece, Region
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-QK_NORM = ("Qwen3ForCausalLM",)
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+QK_NORM = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+EXPERTS = ("Qwen3MoeForCausalLM",)
 QKV_BIAS = ("Qwen2ForCausalLM",)
 
 
@@ -33,7 +35,7 @@ class UnknownLayout(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of the whole model, and this process's place in it."""
+    """Sizes of the whole model, and this process's place in it. `ffn` is of one expert where there are `experts`."""
 
     architecture: str
     vocab: int
@@ -46,6 +48,7 @@ class Shape:
     tied: bool
     tp_rank: int
     tp_size: int
+    experts: int = 0
 
 
 def pieces(tensors: Mapping[str, Tensor], shape: Shape) -> list[Piece]:
@@ -96,7 +99,7 @@ def _model(read: _Reader, shape: Shape) -> Iterator[Piece]:
 
 
 def _layer(read: _Reader, prefix: str, shape: Shape) -> Iterator[Piece]:
-    rank, size, hidden = shape.tp_rank, shape.tp_size, shape.hidden
+    size, hidden = shape.tp_size, shape.hidden
     for norm in ("input_layernorm.weight", "post_attention_layernorm.weight"):
         yield _whole(prefix + norm, read.take(prefix + norm, hidden))
     yield from _qkv(read, prefix + "self_attn.", shape)
@@ -104,12 +107,25 @@ def _layer(read: _Reader, prefix: str, shape: Shape) -> Iterator[Piece]:
         for norm in ("self_attn.q_norm.weight", "self_attn.k_norm.weight"):
             yield _whole(prefix + norm, read.take(prefix + norm, shape.head_dim))
     columns = shape.heads // size * shape.head_dim
-    yield _columns(prefix + "self_attn.o_proj.weight", read, hidden, columns, shape)
+    output = prefix + "self_attn.o_proj.weight"
+    yield _columns(output, read.take(output, hidden, columns), shape)
     rows = shape.ffn // size
-    fused = read.take(prefix + "mlp.gate_up_proj.weight", 2 * rows, hidden)
-    yield _rows(prefix + "mlp.gate_proj.weight", fused[:rows], shape.ffn, rank * rows)
-    yield _rows(prefix + "mlp.up_proj.weight", fused[rows:], shape.ffn, rank * rows)
-    yield _columns(prefix + "mlp.down_proj.weight", read, hidden, rows, shape)
+    if shape.architecture not in EXPERTS:
+        fused = read.take(prefix + "mlp.gate_up_proj.weight", 2 * rows, hidden)
+        yield from _mlp(prefix + "mlp.", fused, read.take(prefix + "mlp.down_proj.weight", hidden, rows), shape)
+        return
+    yield _whole(prefix + "mlp.gate.weight", read.take(prefix + "mlp.gate.weight", shape.experts, hidden))
+    ups = read.take(prefix + "mlp.experts.w13_weight", shape.experts, 2 * rows, hidden)
+    downs = read.take(prefix + "mlp.experts.w2_weight", shape.experts, hidden, rows)
+    for number, (fused, down) in enumerate(zip(ups, downs, strict=True)):
+        yield from _mlp(f"{prefix}mlp.experts.{number}.", fused, down, shape)
+
+
+def _mlp(prefix: str, fused: Tensor, down: Tensor, shape: Shape) -> Iterator[Piece]:
+    rows = fused.shape[0] // 2
+    yield _rows(prefix + "gate_proj.weight", fused[:rows], shape.ffn, shape.tp_rank * rows)
+    yield _rows(prefix + "up_proj.weight", fused[rows:], shape.ffn, shape.tp_rank * rows)
+    yield _columns(prefix + "down_proj.weight", down, shape)
 
 
 def _qkv(read: _Reader, prefix: str, shape: Shape) -> Iterator[Piece]:
@@ -147,6 +163,6 @@ def _rows(name: str, rows: Tensor, of: int, start: int) -> Piece:
     return Piece(name, Region((of, *rest), (start, *[0] * len(rest)), tuple(rows.shape)), rows)
 
 
-def _columns(name: str, read: _Reader, rows: int, columns: int, shape: Shape) -> Piece:
-    weight = read.take(name, rows, columns)
+def _columns(name: str, weight: Tensor, shape: Shape) -> Piece:
+    rows, columns = weight.shape
     return Piece(name, Region((rows, columns * shape.tp_size), (0, columns * shape.tp_rank), (rows, columns)), weight)

@@ -13,7 +13,12 @@ OURS = ("python", "env")
 """`python`: the interpreter that SGLang is installed for. `env`: variables of the server's process."""
 
 MODELS: Mapping[str, str] = MappingProxyType(
-    {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+    {
+        "llama": "LlamaForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
+    }
 )
 """`model_type` of a Hugging Face config -> the server's class, of those whose weights can be proven."""
 

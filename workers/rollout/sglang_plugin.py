@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from state.digest import PieceDigest, digest_pieces
 from workers.rollout.noise import gumbel_noise
-from workers.rollout.sglang_layout import Shape, pieces
+from workers.rollout.sglang_layout import EXPERTS, Shape, pieces
 from workers.weights.shared_memory import import_buffer
 
 ACTION = "slotwise.digest"
@@ -105,12 +105,13 @@ def shape_of(model: nn.Module, tp_rank: int, tp_size: int) -> Shape:
     """From the Hugging Face config that an SGLang model carries."""
     config: Any = model.config
     described = config.to_dict()
-    heads = config.num_attention_heads
+    heads, architecture = config.num_attention_heads, type(model).__name__
+    has_experts = architecture in EXPERTS
     return Shape(
-        architecture=type(model).__name__,
+        architecture=architecture,
         vocab=config.vocab_size,
         hidden=config.hidden_size,
-        ffn=config.intermediate_size,
+        ffn=config.moe_intermediate_size if has_experts else config.intermediate_size,
         layers=config.num_hidden_layers,
         heads=heads,
         kv_heads=config.num_key_value_heads,
@@ -118,6 +119,7 @@ def shape_of(model: nn.Module, tp_rank: int, tp_size: int) -> Shape:
         tied=config.tie_word_embeddings,
         tp_rank=tp_rank,
         tp_size=tp_size,
+        experts=config.num_experts if has_experts else 0,
     )
 
 
