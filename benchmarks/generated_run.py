@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from state.resume import LoadSpec, ResumePlan
 from state.slots import Provenance
 
 RUN = "qwen3-grpo"
@@ -41,7 +42,8 @@ class Rank:
         self._who = self._who | {"incarnation": incarnation}
         self._transition, self._state, self.version = 0, "cold", version
         at += self._noise.uniform(0, 1.5)
-        self.journal.add("created", at, **self._who, slots={"actor": "copy", "ref": "copy"}, primary="actor")
+        tiers = {"actor": "copy", "ref": "copy"}
+        self.journal.add("created", at, **self._who, slots=tiers, primary="actor", kept=[])
         source = f"checkpoints @ {version - 1}" if version else str(Provenance.huggingface("models/Qwen3-4B"))
         self.move(at + 0.2, "load", "loading", "actor", record=False, provenance=source)
         self.move(at + 6 + self._noise.uniform(0, 1), "loaded", "resident.actor", "actor")
@@ -64,14 +66,26 @@ class Rank:
         self.move(at, "step", "stepping", "actor", rollout_id=rollout_id)
         self.version = rollout_id + 1
         end = at + seconds * self._noise.uniform(0.96, 1.0)
-        self.move(end, "commit", "resident.actor", "actor", rollout_id=rollout_id)
+        self.move(end, "commit", "resident.actor", "actor", rollout_id=rollout_id, wrote=True)
 
     def outlet(self, at: float, seconds: float, trigger: str, publish_id: str) -> None:
+        self.attest(at - 0.05)
         self.move(at, trigger, "publishing" if trigger == "publish" else "saving", "actor", publish_id=publish_id)
         self.move(at + seconds, "done", "resident.actor", "actor", publish_id=publish_id)
 
+    def attest(self, at: float) -> None:
+        about = {"version": self.version, "digest": digest("actor", self.version, self._rank)}
+        sworn = {
+            "transition": self._transition,
+            "state": self._state,
+            "slot": "actor",
+            **about,
+            "live": about["digest"],
+        }
+        self.journal.add("attested", at, **self._who, **sworn, kept=[])
+
     def refuse(self, at: float, what: str) -> None:
-        self.journal.add("refusal", at, **self._who, state=self._state, what=what)
+        self.journal.add("refusal", at, **self._who, state=self._state, lent=False, what=what)
 
     def poison(self, at: float, reason: str) -> None:
         self.move(at, "switch", "switching", "ref", record=False)
@@ -81,6 +95,8 @@ class Rank:
         self._transition += 1
         version = self.version if slot == "actor" else 0
         about = {"version": version, "digest": digest(slot, version, self._rank)} if record else {}
+        if trigger in ("switched", "ready"):
+            about["live"] = about["digest"]
         self.journal.add(
             "transition",
             at,
@@ -141,7 +157,7 @@ class Run:
     def start(self, version: int) -> None:
         self._incarnation += 1
         self._publishes = 0
-        self.driver.add("driver_started", self.now, incarnation=self._incarnation, pid=self._pid)
+        self.driver.add("driver_started", self.now, incarnation=self._incarnation, pid=self._pid, start_rollout_id=None)
         for rank in self.ranks:
             rank.start(self.now + 4, self._incarnation, version)
         for engine in self.engines:
@@ -154,7 +170,7 @@ class Run:
             incarnation=self._incarnation,
             world_size=len(self.ranks),
             config_hash="41bbce6c115b0e83",
-            resume={"source": "fresh"},
+            resume=_plan(version),
         )
 
     def rollout(self, rollout_id: int, save: bool) -> None:
@@ -166,6 +182,7 @@ class Run:
             rank.train(self.now, 4.2, rollout_id)
         self.now += 4.3
         about = {"incarnation": self._incarnation, "rollout_id": rollout_id, "version": rollout_id + 1}
+        about |= {"behaviour": [rollout_id]}
         self.driver.add("trained", self.now, **about)
         self.metrics.append({"step": rollout_id, **_metrics(rollout_id, self._noise), "perf/step_s": self.now - began})
         if save:
@@ -186,6 +203,8 @@ class Run:
                 engine.move(self.now + 0.9, "abort", "stale", publish_id=None, reason=aborted)
             else:
                 at = self.now + 0.9 + self._noise.uniform(0, 0.1)
+                held = digest("actor", version, -1)
+                self.fleet.add("proof", at - 0.05, engine=engine.name, publish_id=publish_id, digest=held)
                 engine.move(at, "commit", "serving", (self._incarnation, version), publish_id=publish_id)
         self.now += 1.2
         verdict = f"torn: {aborted}" if aborted else "committed"
@@ -204,7 +223,7 @@ class Run:
             rank.outlet(self.now + 0.05, self._noise.uniform(1.6, 2.2), "save", publish_id)
         self.now += 2.4
         path = f"checkpoints/iter_{rollout_id:07d}"
-        self._record("save", publish_id, transitions, {"iteration": rollout_id, "path": path})
+        self._record("save", publish_id, transitions, {"iteration": rollout_id, "path": path, "slots": []})
 
     def end(self, reason: str | None = None) -> None:
         self.now += 0.5
@@ -242,6 +261,14 @@ class Run:
 def digest(slot: str, version: int, rank: int) -> str:
     """Of the shard of one rank; 16 hex digits."""
     return f"{random.Random(f'{slot}{version}{rank}').getrandbits(64):016x}"
+
+
+def _plan(version: int) -> dict[str, Any]:
+    if not version:
+        spec = LoadSpec("models/Qwen3-4B", None, "huggingface")
+        return ResumePlan("fresh", spec, 0, False, False, False, "nothing was saved").to_json()
+    spec = LoadSpec("checkpoints", version - 1, "native")
+    return ResumePlan("native", spec, version, True, True, True, f"the tracker names {version - 1}").to_json()
 
 
 def _metrics(step: int, noise: random.Random) -> dict[str, float]:

@@ -12,6 +12,11 @@ def trainable(samples: Sequence[Sample]) -> list[Sample]:
     return [sample for sample in samples if sample.reward is not None and sample.finish_reason != "abort"]
 
 
+def behaviour_versions(samples: Sequence[Sample]) -> tuple[int, ...]:
+    """The versions of the actor that generated what of these training may see."""
+    return tuple(sorted({weights.version for sample in trainable(samples) for weights in sample.versions}))
+
+
 def shards(rollout_id: int, samples: Sequence[Sample], num_steps: int, dp: int) -> list[TrainShard]:
     """One shard for each of `dp` data-parallel ranks; samples that are not `trainable` are left out.
 

@@ -15,6 +15,7 @@ from typing import Any
 from orchestrator.engine_lanes import EngineLost
 from orchestrator.roster import EngineGone, EngineLink, NoEngineLeft, Replacements, Roster, in_words
 from state.engine_life import EnginePhase, EngineStatus, EngineTransition
+from state.gang import fingerprint
 from state.journal import Journal
 from state.slots import WeightId
 from workers.config import SamplingConfig
@@ -161,6 +162,8 @@ class Fleet:
         for engine_id in update.engines:
             proof = proofs.get(engine_id)
             if isinstance(proof, Proof):
+                held = fingerprint(sorted(proof.tensors, key=lambda tensor: tensor.name))
+                self._journal.append("proof", engine=engine_id, publish_id=proof.publish_id, digest=held)
                 verdict[engine_id] = _differences(proof, manifest)
                 if not verdict[engine_id]:
                     update.proven.add(engine_id)

@@ -84,6 +84,7 @@ class LiveRun:
             incarnation=self._run_dir.incarnation,
             rollout_id=rollout.rollout_id,
             version=rollout.rollout_id + 1,
+            behaviour=refs.behaviour,
         )
         self._manager.mark_trained(rollout.rollout_id)
 
@@ -129,6 +130,8 @@ class LiveRun:
             "continuity",
             incarnation=self._run_dir.incarnation,
             path=str(self._resumed.directory),
+            same_dtype=self._resumed.digest is not None,
+            held={"actor": held.digest} | {f"{kept.slot}@{kept.version}": kept.digest for kept in held.kept},
             jumps=list(found),
         )
         self._resumed = None

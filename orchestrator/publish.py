@@ -153,6 +153,7 @@ class Publisher:
             world_size=len(quorum.transitions),
             transitions=quorum.transitions,
             summaries=quorum.summaries,
+            replicas=quorum.replicas,
             engines=dict(engines),
             **more,
         )

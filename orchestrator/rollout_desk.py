@@ -14,7 +14,7 @@ import ray
 
 from orchestrator.batching import data_parallel_size, steps_per_rollout
 from orchestrator.config import Config
-from orchestrator.dispatch import shards, trainable
+from orchestrator.dispatch import behaviour_versions, shards, trainable
 from orchestrator.engine_lanes import Engines
 from orchestrator.rollout_buffer import RolloutBuffer
 from orchestrator.rollout_files import write_rollout
@@ -27,11 +27,15 @@ from workers.batch import TrainShard
 
 @dataclass(frozen=True, slots=True)
 class RolloutRefs:
-    """A rollout ready to be trained on: one reference to a `TrainShard` per data-parallel rank, and its metrics."""
+    """A rollout ready to be trained on: one reference to a `TrainShard` per data-parallel rank, and its metrics.
+
+    `behaviour`: the versions of the actor that generated its samples, sorted.
+    """
 
     rollout_id: int
     shards: tuple[Any, ...]
     stats: Mapping[str, Any]
+    behaviour: tuple[int, ...]
 
 
 class RolloutDesk:
@@ -72,7 +76,8 @@ class RolloutDesk:
         self._pipeline.show(rollout_id, rollout.samples, kind="train")
         parts = shards(rollout_id, rollout.samples, steps_per_rollout(self._config), data_parallel_size(self._config))
         stats = {**rollout.stats, "rollout/trained_samples": len(trainable(rollout.samples))}
-        refs = RolloutRefs(rollout_id, tuple(self._put(part) for part in parts), stats)
+        put = tuple(self._put(part) for part in parts)
+        refs = RolloutRefs(rollout_id, put, stats, behaviour_versions(rollout.samples))
         self._refs[rollout_id] = refs
         return refs
 

@@ -40,7 +40,8 @@ class RunDir:
         starts = sum(entry["kind"] == "driver_started" for entry in read_journal(journal_path))
         _write(path / "config.yaml", config_text(config))
         _write(path / "resume.json", json.dumps(plan.to_json(), indent=2) + "\n")
-        journal.append("driver_started", incarnation=starts + 1, pid=os.getpid())
+        asked = config.loop.start_rollout_id
+        journal.append("driver_started", incarnation=starts + 1, pid=os.getpid(), start_rollout_id=asked)
         return RunDir(path, starts + 1, journal)
 
     def gang_started(self, gang: GangId, plan: ResumePlan) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.batching import data_parallel_size, steps_per_rollout
 from orchestrator.config import Config
-from orchestrator.dispatch import shards, trainable
+from orchestrator.dispatch import behaviour_versions, shards, trainable
 from orchestrator.rollout_buffer import Rollout, RolloutBuffer, rollout_from_json
 from orchestrator.rollout_desk import RolloutRefs
 from orchestrator.rollout_files import digest_of, path_of
@@ -63,7 +63,8 @@ class SavedRollouts:
         self._buffer.add(rollout)
         parts = shards(rollout_id, rollout.samples, steps_per_rollout(self._config), data_parallel_size(self._config))
         stats = {**rollout.stats, "rollout/trained_samples": len(trainable(rollout.samples))}
-        refs = RolloutRefs(rollout_id, tuple(self._put(part) for part in parts), stats)
+        put = tuple(self._put(part) for part in parts)
+        refs = RolloutRefs(rollout_id, put, stats, behaviour_versions(rollout.samples))
         return Replayed(rollout_id, refs, self._generated_by(rollout))
 
     def mark_trained(self, rollout_id: int) -> None:

@@ -2,7 +2,8 @@
 
 Every rank's transitions must be allowed and about recorded weights; the driver's publishes, saves and training must be
 those of all ranks, and no rank or engine may have done anything that the driver does not know of. A run that was
-killed is no violation: what it left unfinished is told as an event. Refusals and poisonings are events too.
+killed is no violation: what it left unfinished is told as an event. Refusals and poisonings are events too, but for
+those that show bytes other than recorded: somebody changed weights, even where nothing came of it.
 
 No torch is imported.
 """
@@ -15,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from state import replay_engines, replay_rank
+from state import rank_history, replay_engines, replay_rank
 from state.cross_check import cross_check
 from state.findings import Entry, Event, Finding, JournalFile, Notes, read_file
+from state.rank_history import RankHistory
 from state.replay_driver import DriverHistory, Start, replay_driver, weights
 from state.replay_engines import EngineHistory
-from state.replay_rank import RankHistory
+from state.resume_check import resume_check
 
 DRIVER, FLEET = "driver", "fleet"
 _MOMENT = ("seq", "incarnation", "transition", "at", "trigger", "before", "after", "slot", "version", "digest")
@@ -83,13 +85,14 @@ def audit(run_dir: Path) -> AuditReport:
     notes = Notes()
     driver, ranks, engines = _replay(run_dir, notes)
     cross_check(driver, ranks, engines, notes)
+    resume_check(driver, ranks, notes)
     return AuditReport(run_dir, tuple(notes.findings), tuple(notes.events), driver, ranks, engines)
 
 
 def latest_views(run_dir: Path) -> dict[str, Any]:
     """Which weights were live where, by the last entry of each journal; in the form that a live run answers with."""
     driver, ranks, engines = _replay(run_dir, Notes())
-    workers = [replay_rank.row(history) for history in ranks if history.lives]
+    workers = [rank_history.row(history) for history in ranks if history.lives]
     published = driver.published()
     return {
         "run": workers[0]["worker"].split("/")[0] if workers else run_dir.name,

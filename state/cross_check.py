@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from state import lifecycle
 from state.findings import Entry, Notes
+from state.rank_history import Outlet, RankHistory, RankLife
 from state.replay_driver import PUBLISHED, DriverHistory, Start, weights
 from state.replay_engines import EngineHistory
-from state.replay_rank import Outlet, RankHistory, RankLife
+from state.slots import Slot
 
 
 def cross_check(
@@ -59,10 +61,12 @@ class _Gang:
 
     def _check_outlet(self, entry: Entry, purpose: str, required: bool) -> None:
         publish_id, transitions, summaries = entry["publish_id"], entry["transitions"], entry["summaries"]
+        self._check_replicas(publish_id, summaries, entry.get("replicas", ()))
         for rank, (agreed, summary) in enumerate(zip(transitions, summaries, strict=False)):
             if rank not in self._lives:
                 continue
             history, life = self._lives[rank]
+            self._check_attested(history, life, entry, agreed, summary)
             outlet = life.outlets.get(publish_id)
             if outlet is None:
                 if required:
@@ -93,7 +97,56 @@ class _Gang:
                 what = f"{publish_id} was completed, and {history.name} has not written its copy"
                 self._missing(history, self._start.cut_short and life.torn, "I11", what)
 
+    def _check_attested(self, history: RankHistory, life: RankLife, entry: Entry, agreed: int, summary: str) -> None:
+        """What the gang agreed on is what the rank swore to, and was recorded to hold, at that transition."""
+        held = life.numbered.get(agreed)
+        if held is None:  # the journal was cut off before it
+            return
+        if life.watch.attested.get(agreed) != summary:
+            sworn = life.watch.attested.get(agreed, "nothing")
+            what = (
+                f"{entry['publish_id']} was agreed on {summary} of {history.name}, which at {agreed} swore to {sworn}"
+            )
+            self._wrong(history, held["seq"], "I2", what)
+        found = (held["after"], held.get("version"), held.get("digest"))
+        if found != (lifecycle.resident(life.primary), entry["version"], summary):
+            was = f"in {found[0]} with version {found[1]} and digest {found[2]}"
+            what = f"version {entry['version']} with digest {summary} of {history.name}, which at {agreed} was {was}"
+            self._wrong(history, held["seq"], "I2", f"{entry['publish_id']} was agreed on {what}")
+
+    def _check_replicas(self, publish_id: str, summaries: Sequence[str], replicas: Sequence[int]) -> None:
+        """Ranks that hold the same pieces hold the same bytes."""
+        first: dict[int, int] = {}
+        for rank, (number, summary) in enumerate(zip(replicas, summaries, strict=False)):
+            other = first.setdefault(number, rank)
+            if summaries[other] != summary:
+                role = self._start.role
+                held = f"{summary}, its replica {role}/{other} {summaries[other]}"
+                self._notes.wrong(
+                    self._driver.journal, None, "I2", f"{publish_id} was agreed on although {role}/{rank} held {held}"
+                )
+
+    def _check_behaviour(self, trained: Entry) -> None:
+        """The old_actors that ranks computed with before they trained are the versions that generated the samples."""
+        rollout_id, wanted = trained["rollout_id"], set(trained["behaviour"])
+        used: set[int | None] = set()
+        for history, life in self._lives.values():
+            if Slot.OLD_ACTOR not in life.tiers or rollout_id not in life.watch.used:
+                return
+            borrowed = life.watch.used[rollout_id]
+            # The actor itself is its own behaviour policy where it has not moved since.
+            used |= borrowed | {life.watch.before.get(rollout_id)}
+            for version in sorted(borrowed - wanted):
+                made = " and ".join(map(str, sorted(wanted)))
+                what = f"{history.name} took old_actor@{version} for the policy that made rollout {rollout_id}; it was"
+                self._wrong(history, life.commits[rollout_id][0], "I9", f"{what} {made}")
+        if missing := wanted - used:
+            versions = " and ".join(map(str, sorted(missing)))
+            what = f"no rank took old_actor@{versions} for the policy that made rollout {rollout_id}, and it was that"
+            self._notes.wrong(self._driver.journal, trained["seq"], "I9", what)
+
     def _check_trained(self, rollout_id: int, trained: Entry) -> None:
+        self._check_behaviour(trained)
         for history, life in self._lives.values():
             commit = life.commits.get(rollout_id)
             if commit is None:
@@ -118,7 +171,7 @@ class _Gang:
             if rollout_id not in self._start.trained:
                 what = f"{history.name} committed rollout {rollout_id}, which the driver does not know as trained"
                 self._unless(self._start.cut_short and rollout_id == max(life.commits), history, seq, "I4", what)
-        if life.state in ("stepping", "loading", "switching") and life.moments:
+        if (life.state in ("stepping", "loading", "switching") or life.watch.lent is not None) and life.moments:
             what = f"incarnation {life.incarnation} of {history.name} ends in {life.state}"
             self._unless(self._start.cut_short, history, life.last["seq"], "I12", what)
 
@@ -176,6 +229,10 @@ def _commit_fault(history: EngineHistory, entry: Entry, published: Mapping[str, 
         return f"serves {served} of {publish_id}, which was {publish['outcome']}"
     if served != str(weights(publish)):
         return f"serves {served} after {publish_id}, which published {weights(publish)}"
+    proof = history.proofs.get(publish_id)
+    if proof != publish["digest"]:
+        held = "nothing was proven" if proof is None else f"it was found to hold {proof}"
+        return f"serves {served} of {publish_id}, which published {publish['digest']}; {held}"
     verdict = publish["engines"].get(history.engine)
     return None if verdict == "committed" else f"serves {served} of {publish_id}, where the driver found it {verdict}"
 

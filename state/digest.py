@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,22 +95,68 @@ class TensorDigest:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
 class ShardDigest:
-    """The fingerprint of everything that one rank holds of one slot."""
+    """The fingerprint of everything that one rank holds of one slot.
 
-    pieces: tuple[PieceDigest, ...]
-    summary: str
+    It travels packed, and `pieces` are made where somebody looks at them: of a thousand replicas a driver looks at one.
+    """
+
+    __slots__ = ("_packed", "_pieces", "summary")
+
+    def __init__(self, pieces: tuple[PieceDigest, ...], summary: str) -> None:
+        self._pieces: tuple[PieceDigest, ...] | None = pieces
+        self._packed: bytes | None = None
+        self.summary = summary
 
     @staticmethod
     def of(pieces: Iterable[PieceDigest]) -> ShardDigest:
         ordered = tuple(sorted(pieces, key=lambda p: (p.name, p.region.offset, p.region.shape)))
         return ShardDigest(ordered, summarise(map(_line, ordered)))
 
+    @property
+    def pieces(self) -> tuple[PieceDigest, ...]:
+        """Sorted by name and place."""
+        if self._pieces is None:
+            assert self._packed is not None
+            self._pieces = tuple(
+                PieceDigest(name, dtype, _region(full, offset, shape), value)
+                for name, dtype, full, offset, shape, value in pickle.loads(self._packed)
+            )
+        return self._pieces
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ShardDigest) and self.summary == other.summary and self.pieces == other.pieces
+
+    def __hash__(self) -> int:
+        return hash(self.summary)
+
+    def __repr__(self) -> str:
+        return f"ShardDigest({self.summary})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._packed is None:
+            plain = [
+                (p.name, p.dtype, p.region.full_shape, p.region.offset, p.region.shape, p.value) for p in self.pieces
+            ]
+            self._packed = pickle.dumps(plain, pickle.HIGHEST_PROTOCOL)
+        return _still_packed, (self._packed, self.summary)
+
 
 def _line(piece: PieceDigest) -> str:
     region = piece.region
     return f"{piece.name} {piece.dtype} {region.full_shape} {region.offset} {region.shape} {piece.value:016x}"
+
+
+@lru_cache(maxsize=1 << 14)
+def _region(full_shape: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]) -> Region:
+    """The layers of a model are cut alike: most regions were met before."""
+    return Region(full_shape, offset, shape)
+
+
+def _still_packed(packed: bytes, summary: str) -> ShardDigest:
+    shard = ShardDigest((), summary)
+    shard._packed, shard._pieces = packed, None
+    return shard
 
 
 def summarise(lines: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Literal, NoReturn
 
 from state.digest import Region, ShardDigest, TensorDigest, summarise
 from state.errors import InvariantViolation
-from state.shards import compose, name_ranks
+from state.shards import compose, name_ranks, replica_numbers
 from state.slots import PRIMARY_SLOTS, Slot, SlotRecord, WeightId, WorkerId
 
 Purpose = Literal["publish", "save"]
@@ -86,7 +86,8 @@ class Quorum:
     """The attestations of all ranks, found unanimous. Single use; void on a rank that moved since it attested.
 
     `transitions` and `summaries` are indexed by rank. `tensors` are the digests of the whole tensors, summed over
-    shards, sorted by name. `holders` says for each tensor which ranks hold it, one replica of each region.
+    shards, sorted by name. `holders` says for each tensor which ranks hold it, one replica of each region. `replicas`
+    are indexed by rank: ranks with equal numbers hold the same pieces.
     """
 
     publish_id: str
@@ -100,6 +101,7 @@ class Quorum:
     tensors: tuple[TensorDigest, ...]
     holders: Mapping[str, tuple[tuple[int, Region], ...]]
     kept: tuple[KeptWeights, ...] = ()
+    replicas: tuple[int, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -116,7 +118,8 @@ def agree(attestations: Iterable[Attestation], publish_id: str) -> Quorum:
     by_rank = sorted(attestations, key=lambda a: a.worker.rank)
     _refuse(_completeness(by_rank))
     _refuse([*_cleanliness(by_rank), *_unanimity(by_rank)])
-    tensors, holders, findings = compose([(a.worker.rank, a.live) for a in by_rank if a.live is not None])
+    shards = [(a.worker.rank, a.live) for a in by_rank if a.live is not None]
+    tensors, holders, findings = compose(shards)
     _refuse(findings)
     kept = _kept(by_rank)
     first = by_rank[0]
@@ -130,10 +133,11 @@ def agree(attestations: Iterable[Attestation], publish_id: str) -> Quorum:
         weights=WeightId(first.gang.incarnation, first.version),
         config_hash=first.gang.config_hash,
         transitions=tuple(a.transition for a in by_rank),
-        summaries=tuple(a.live.summary for a in by_rank if a.live is not None),
+        summaries=tuple(shard.summary for _, shard in shards),
         tensors=tensors,
         holders=holders,
         kept=kept,
+        replicas=replica_numbers(shards),
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 REMEMBERED = 512
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Journal:
@@ -39,7 +40,7 @@ class Journal:
         with self._lock:
             seq = self._seq + 1
             entry = {"seq": seq, "kind": kind, "source": self._source, "at": round(time.time(), 6), **fields}
-            line = (json.dumps(entry, separators=(",", ":")) + "\n").encode()
+            line = (_ENCODE(entry) + "\n").encode()
             self._write(line)
             self._seq = seq  # only now: an entry that could not be written leaves no gap
             self._recent.append(entry)
@@ -60,13 +61,12 @@ class Journal:
 
     def _write(self, line: bytes) -> None:
         """All of the line or, when the disk refuses part of it, nothing: the next line must not join a torn one."""
-        before = os.fstat(self._fd).st_size
+        written = 0
         try:
-            written = os.write(self._fd, line)
             while written < len(line):
                 written += os.write(self._fd, line[written:])
         except OSError:
-            os.ftruncate(self._fd, before)
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
             raise
 
 

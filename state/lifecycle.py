@@ -4,29 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from transitions.extensions.nesting import HierarchicalMachine, NestedState
+from transitions import Machine
 
 from state.slots import PRIMARY_SLOTS, Slot
 
 SEPARATOR = "."
 
 
-class _DottedState(NestedState):
-    separator = SEPARATOR
-
-
-class _DottedMachine(HierarchicalMachine):
-    state_cls = _DottedState
-
-
 def resident(slot: Slot) -> str:
     return f"resident{SEPARATOR}{slot}"
 
 
-STATES: tuple[Any, ...] = (
+STATES: tuple[str, ...] = (
     "cold",
     "loading",
-    {"name": "resident", "children": [str(slot) for slot in Slot]},
+    *(resident(slot) for slot in Slot),
     "switching",
     "stepping",
     "publishing",
@@ -61,23 +53,35 @@ TABLE: tuple[tuple[str, str, str], ...] = (
     ("restore", "poisoned", "switching"),
 )
 
+# All that may happen inside a borrow, however many slots are lent one inside the other.
+WHILE_LENT = ("switch", "switched", "fail")
+# What was going on when a worker was poisoned, from which its primary can be restored.
+RESTORABLE = ("loading", "switching")
+
 
 def next_state(state: str, trigger: str, slot: Slot | None, primary: Slot) -> str | None:
     """Where `trigger` leads from `state`, or None if it may not happen there. Pure: the journal is audited with it."""
     for name, source, destination in TABLE:
-        source = source.format(primary=primary, slot=slot)
-        if name == trigger and (state == source or state.startswith(source + SEPARATOR)):
+        if name == trigger and state in _named(source.format(primary=primary, slot=slot)):
             return destination.format(primary=primary, slot=slot)
     return None
 
 
+def _named(source: str) -> list[str]:
+    """The states that a source in the table stands for."""
+    return [state for state in STATES if state == source or state.startswith(source + SEPARATOR)]
+
+
 class Lifecycle:
-    """The table as a running machine. Knows names of states only: what a state means is the slot machine's."""
+    """The table as a running machine. Knows names of states only: what a state means is the slot machine's.
+
+    Its states are flat, with dots in their names: a nested machine takes four times as long for each move.
+    """
 
     state: str
 
     def __init__(self, primary: Slot) -> None:
-        self._machine = _DottedMachine(
+        self._machine = Machine(
             model=self,
             states=list(STATES),
             initial="cold",
@@ -86,17 +90,17 @@ class Lifecycle:
             send_event=True,
             queued=False,
         )
-        for trigger, source, destination in TABLE:
-            source = source.format(primary=primary)
+        for trigger, name, destination in TABLE:
+            sources: list[Any] = [*_named(name.format(primary=primary))]
             if "{slot}" not in destination:
-                self._machine.add_transition(trigger, source, destination.format(primary=primary))
+                self._machine.add_transition(trigger, sources, destination.format(primary=primary))
                 continue
             for slot in Slot:
-                self._machine.add_transition(trigger, source, resident(slot), conditions=_about(slot))
+                self._machine.add_transition(trigger, sources, resident(slot), conditions=_about(slot))
 
     def move(self, trigger: str, slot: Slot) -> None:
         """Fire `trigger`, which is about `slot`. Raises `transitions.MachineError` where it may not happen."""
-        self._machine.trigger_event(self, trigger, slot=slot)
+        self._machine.events[trigger].trigger(self, slot=slot)
 
 
 def _about(slot: Slot) -> Any:

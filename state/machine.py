@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from state import lifecycle
 from state.ambient import Ambient
 from state.digest import ShardDigest
 from state.errors import InvariantViolation
@@ -23,8 +24,6 @@ from state.journal import Journal
 from state.residency import Residency, reason
 from state.slots import Provenance, Slot, SlotRecord, SlotView, WorkerId
 from state.store import Key, NotHeld, SlotStore
-
-RESTORABLE = ("loading", "switching")
 
 
 class Poisoned(InvariantViolation):
@@ -96,7 +95,8 @@ class SlotMachine:
         self._ready = False
         self._permit: ActorPermit | None = None
         self._live = Residency(worker, gang, journal, primary)
-        self._live.note("created", slots={s: store.tier(s) for s in store.slots}, primary=primary)
+        tiers = {slot: store.tier(slot) for slot in store.slots}
+        self._live.note("created", slots=tiers, primary=primary, kept=sorted(self._kept))
 
     # ---- reading ---------------------------------------------------------------------------------------------
 
@@ -151,12 +151,12 @@ class SlotMachine:
             self._live.refuse(f"ready {self.primary} inside a borrow")
         if not self._live.is_resident():
             self._switch(self._primary)
-        self._must_hold(digest, f"init ended with other bytes than were loaded into {self.primary}")
+        live = self._must_hold(digest, f"init ended with other bytes than were loaded into {self.primary}")
         if wrong := self._optimizer.master_mismatches():
             named = f"{len(wrong)} parameters differ, among them {', '.join(wrong[:5])}"
             self._live.fail(f"the optimizer's master weights are not those of {self.primary}: {named}")
             raise Poisoned(f"{self._worker}: the optimizer's master weights are not those of {self.primary}: {named}")
-        self._live.fire("ready", self.primary, record)
+        self._live.fire("ready", self.primary, record, live=live)
         self._ready = True
 
     def snapshot(self, slot: Slot) -> SlotRecord:
@@ -165,7 +165,7 @@ class SlotMachine:
             self._live.refuse(f"snapshot {slot}: it is the primary itself")
         self._live.must_be_resident(f"snapshot {slot}")
         source, digest = self._recorded(self._primary)
-        self._must_hold(digest, f"{self.primary} changed outside a step; no snapshot was taken of it")
+        live = self._must_hold(digest, f"{self.primary} changed outside a step, no snapshot was taken of it")
         key = Key(slot, source.version if slot is Slot.OLD_ACTOR else None)
         record = SlotRecord(
             slot, source.version, source.digest, Provenance.snapshot(source.version), self._store.tier(slot)
@@ -173,7 +173,7 @@ class SlotMachine:
         self._store.snapshot(self._primary, key)
         self._records[key] = (record, digest)
         self._trim_ring()
-        self._live.note("snapshot", slot=slot, version=source.version, digest=source.digest)
+        self._live.note("snapshot", slot=slot, version=source.version, digest=source.digest, live=live)
         return record
 
     # ---- using -----------------------------------------------------------------------------------------------
@@ -220,18 +220,18 @@ class SlotMachine:
             yield scope
             self._optimizer.finish_gather()
             after = self._store.digest()
-            if not scope.wrote and after != digest:
-                raise Poisoned(f"{self._worker}: {self.primary} changed in rollout {rollout_id}, and nobody wrote")
+            if not scope.wrote:
+                self._must_equal(after, digest, f"{self.primary} changed in rollout {rollout_id}, and nobody wrote")
         except BaseException as error:
             if not scope.wrote and self._is_still(digest) and self._has_its_masters():
-                self._live.fire("unchanged", self.primary, before, detail=reason(error))
+                self._live.fire("unchanged", self.primary, before, wrote=scope.wrote, detail=reason(error))
             else:
                 self._live.fail(reason(error))
             raise
         record = SlotRecord(self.primary, rollout_id + 1, after.summary, Provenance.step(rollout_id), before.tier)
         self._records[self._primary] = (record, after)
         self._store.forget(self._primary)
-        self._live.fire("commit", self.primary, record, rollout_id=rollout_id)
+        self._live.fire("commit", self.primary, record, rollout_id=rollout_id, wrote=scope.wrote)
 
     # ---- letting bytes out -----------------------------------------------------------------------------------
 
@@ -246,6 +246,18 @@ class SlotMachine:
             self._live.refuse("attest: a transition came in between")
         kept = self._attest_kept() if with_kept and live is not None else ()
         record = view.resident
+        self._live.note(
+            "attested",
+            transition=view.transition,
+            state=view.state,
+            slot=record.slot if record else None,
+            version=record.version if record else None,
+            digest=record.digest if record else None,
+            live=live.summary if live else None,
+            kept=[
+                {"slot": k.slot, "version": k.version, "digest": k.recorded, "live": k.resting.summary} for k in kept
+            ],
+        )
         return Attestation(
             worker=self._worker,
             gang=self._gang,
@@ -364,7 +376,7 @@ class SlotMachine:
         After an error while loading or switching it does; once the optimizer has written, only a new gang helps.
         """
         poison = self._live.poison
-        if poison is None or poison.origin not in RESTORABLE:
+        if poison is None or poison.origin not in lifecycle.RESTORABLE:
             found = "not poisoned" if poison is None else f"poisoned while {poison.origin}"
             self._live.refuse(f"heal: {found}", Poisoned)
         with self._live.moving("restore", self.primary):
@@ -382,22 +394,24 @@ class SlotMachine:
         record, digest = self._recorded(key)
         moved = self._store.bring(key, self._primary)
         # Bytes that rest on the device do not move, but a stray write may have reached them since they were recorded.
-        if moved or verify or key != self._primary:
-            live = self._store.digest()
-            if live != digest:
-                raise Poisoned(f"{self._worker}: {key} came back as {live.summary}, recorded is {digest.summary}")
-        self._live.fire("switched", key.slot, record)
+        is_proven = not moved and not verify and key == self._primary
+        live = None if is_proven else self._must_hold(digest, f"{key} came back as other bytes")
+        self._live.fire("switched", key.slot, record, live=live)
 
     def _must_be_ready(self, what: str) -> None:
         if not self._ready:
             self._live.refuse(f"{what}: ready() has not verified {self.primary} since it was loaded")
 
-    def _must_hold(self, digest: ShardDigest, complaint: str) -> None:
-        """The live bytes are these, or the worker is poisoned."""
-        live = self._store.digest()
+    def _must_hold(self, digest: ShardDigest, complaint: str) -> str:
+        """The live bytes are these, or the worker is poisoned. Returns what they are, for the journal to show."""
+        return self._must_equal(self._store.digest(), digest, complaint)
+
+    def _must_equal(self, live: ShardDigest, digest: ShardDigest, complaint: str) -> str:
         if live != digest:
-            self._live.fail(f"live bytes {live.summary} are not the recorded {digest.summary} of {self.primary}")
-            raise Poisoned(f"{self._worker}: {complaint}")
+            why = f"{complaint}: live {live.summary}, recorded {digest.summary}"
+            self._live.fail(why, live=live.summary, recorded=digest.summary)
+            raise Poisoned(f"{self._worker}: {why}")
+        return live.summary
 
     def _is_still(self, digest: ShardDigest) -> bool:
         """Whether the primary is live with provably these bytes. Bytes that cannot be hashed are not."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from state.findings import Entry, JournalFile, Notes
 from state.slots import Slot, WeightId
@@ -12,15 +14,33 @@ _OWN = ("seq", "kind", "at")
 """Fields in which any two entries differ."""
 
 
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The plan that an incarnation started by. `root` is the directory of checkpoints, None for random weights."""
+
+    source: str
+    root: str | None
+    iteration: int | None
+    begins: int
+    with_optimizer: bool
+
+
 @dataclass(slots=True)
 class Start:
-    """One incarnation as the driver saw it. `ended` is `done`, `failed`, or None: the driver was killed. `begun`: saves
-    that went on in the background, by id; those among `saves` were completed."""
+    """One incarnation as the driver saw it. `ended` is `done`, `failed`, or None: the driver was killed.
+
+    `asked_start` is the user's `loop.start_rollout_id`. `held` is by slot what the gang swore to after a resume that it
+    found nothing wrong with; None where it did, or where nobody looked. `begun`: saves that went on in the background,
+    by id; those among `saves` were completed.
+    """
 
     incarnation: int
     world_size: int | None = None
     role: str = "actor"
     ended: str | None = None
+    asked_start: int | None = None
+    resume: Resume | None = None
+    held: Mapping[str, str] | None = None
     publishes: dict[str, Entry] = field(default_factory=dict)
     saves: dict[str, Entry] = field(default_factory=dict)
     begun: dict[str, Entry] = field(default_factory=dict)
@@ -72,6 +92,12 @@ def replay_driver(file: JournalFile, notes: Notes) -> DriverHistory:
     return history
 
 
+def _resume(plan: Mapping[str, Any]) -> Resume:
+    return Resume(
+        plan["source"], plan["path"], plan["iteration"], plan["start_rollout_id"], bool(plan["load_optimizer"])
+    )
+
+
 class _Replay:
     def __init__(self, history: DriverHistory, notes: Notes) -> None:
         self._history, self._notes = history, notes
@@ -85,12 +111,21 @@ class _Replay:
         self._seq = entry["seq"]
         match entry["kind"]:
             case "driver_started":
-                self._begin(entry["incarnation"])
+                self._begin(entry["incarnation"]).asked_start = entry["start_rollout_id"]
             case "gang_started":
                 if self._start is None or self._start.incarnation != entry["incarnation"]:
                     self._begin(entry["incarnation"])
                 start = self._under_way()
-                start.world_size, start.role = entry["world_size"], entry["role"]
+                start.world_size, start.role, start.resume = (
+                    entry["world_size"],
+                    entry["role"],
+                    _resume(entry["resume"]),
+                )
+            case "continuity":
+                if entry["same_dtype"] and not entry["jumps"]:
+                    self._under_way().held = entry["held"]
+                for jump in entry["jumps"]:
+                    self._notes.event(self._history.journal, self._seq, f"resumed otherwise than saved: {jump}")
             case "publish":
                 self._publish(entry)
             case "save_begun":
@@ -111,10 +146,11 @@ class _Replay:
     def _wrong(self, invariant: str, what: str) -> None:
         self._notes.wrong(self._history.journal, self._seq, invariant, what)
 
-    def _begin(self, incarnation: int) -> None:
+    def _begin(self, incarnation: int) -> Start:
         if self._history.starts and incarnation <= max(self._history.starts):
             self._wrong("I7", f"incarnation {incarnation} begins after incarnation {max(self._history.starts)}")
         self._start = self._history.starts[incarnation] = Start(incarnation)
+        return self._start
 
     def _under_way(self) -> Start:
         if self._start is None:
@@ -156,7 +192,7 @@ class _Replay:
             begun = start.begun[publish_id].items()
             for name in (name for name, value in begun if name not in _OWN and entry.get(name) != value):
                 self._wrong("I11", f"{publish_id} was completed with another {name} than it was begun with")
-        start.saves[publish_id] = entry
+        start.saves[publish_id] = {"path": entry["path"], "slots": entry["slots"]} | dict(entry)
         self._about_gang(start, entry, len(entry["summaries"]))
         if entry["version"] != entry["iteration"] + 1:
             self._wrong("I11", f"iteration {entry['iteration']} was saved with weights of version {entry['version']}")
@@ -167,7 +203,7 @@ class _Replay:
             self._wrong("I7", f"rollout {rollout_id} was trained to version {entry['version']}, not {rollout_id + 1}")
         if start.trained and rollout_id <= max(start.trained):
             self._wrong("I7", f"rollout {rollout_id} was trained after rollout {max(start.trained)}")
-        start.trained[rollout_id] = entry
+        start.trained[rollout_id] = {"behaviour": entry["behaviour"]} | dict(entry)
 
     def _must_be_new(self, publish_id: str) -> None:
         if publish_id in self._ids:

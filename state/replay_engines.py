@@ -15,13 +15,15 @@ SHUT_DOWN = "shut down"
 
 @dataclass(slots=True)
 class EngineHistory:
-    """One engine by its name, over all processes that had it. `lives` holds the entries of each process, in order."""
+    """One engine by its name, over all processes that had it. `lives` holds the entries of each process, in order,
+    `proofs` by publish the digest of what it was found to hold."""
 
     journal: str
     engine: str
     torn: bool
     lives: list[list[Entry]] = field(default_factory=list)
     newest: WeightId | None = None
+    proofs: dict[str, str] = field(default_factory=dict)
 
     def outcome(self, publish_id: str) -> tuple[Entry | None, Entry | None]:
         """The entry by which this engine committed a publish (or None), and the one by which it left service, or gave
@@ -44,10 +46,13 @@ def replay_engines(file: JournalFile, notes: Notes) -> dict[str, EngineHistory]:
             notes.event(file.name, entry["seq"], "a torn line before this entry was cut off")
             for history in histories.values():
                 history.torn = True
-        if entry.get("kind") == "engine":
+        if entry.get("kind") in ("engine", "proof"):
             try:
                 history = histories.setdefault(entry["engine"], EngineHistory(file.name, entry["engine"], file.torn))
-                _take(history, entry, notes)
+                if entry["kind"] == "proof":
+                    history.proofs[entry["publish_id"]] = entry["digest"]
+                else:
+                    _take(history, entry, notes)
             except (KeyError, TypeError, ValueError) as error:
                 notes.wrong(
                     file.name, entry["seq"], "I12", f"not an entry of an engine: {type(error).__name__} {error}"

@@ -2,90 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
 from state import lifecycle
 from state.findings import Entry, JournalFile, Notes
+from state.rank_history import Key, Outlet, RankHistory, RankLife, Weights, key_of
 from state.slots import Provenance, Slot
+from state.watch import Watch
 
 _OUTLETS = ("publish", "save")
 # Triggers whose entry must be about weights that are recorded already.
 _ABOUT_RECORDED = (*_OUTLETS, "ready", "step", "unchanged", "done", "sleep", "switched")
-
-Key = tuple[Slot, int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """What a slot was recorded to hold."""
-
-    version: int
-    digest: str
-    provenance: str
-
-
-@dataclass(slots=True)
-class Outlet:
-    """One time that bytes were let out of this rank. `ended` by `done` or `fail`. `kept`: digest of each slot that a
-    save wrote beside the primary, by slot and version. `written`: a copy of them that was written in the background."""
-
-    purpose: str
-    seq: int
-    transition: int
-    version: int | None
-    digest: str | None
-    ended: bool = False
-    written: bool = False
-    kept: dict[tuple[str, int], str] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class RankLife:
-    """One incarnation of one rank. `torn`: a kill cut off the entry after the last one here."""
-
-    incarnation: int
-    world_size: int
-    primary: Slot
-    tiers: dict[str, str]
-    identity: Entry
-    state: str = "cold"
-    transition: int = 0
-    ready: bool = False
-    torn: bool = False
-    moving_to: Slot | None = None
-    loading_from: str = ""
-    rollout_id: int | None = None
-    records: dict[Key, Weights] = field(default_factory=dict)
-    outlets: dict[str, Outlet] = field(default_factory=dict)
-    commits: dict[int, tuple[int, int]] = field(default_factory=dict)
-    moments: list[Entry] = field(default_factory=list)
-
-    @property
-    def last(self) -> Entry:
-        return self.moments[-1] if self.moments else self.identity
-
-    def resident(self) -> tuple[Slot, Weights] | None:
-        """The slot that computes after the last entry, and what is recorded of it."""
-        name, entry = self.state.removeprefix("resident" + lifecycle.SEPARATOR), self.last
-        if name == self.state or "digest" not in entry:
-            return None
-        weights = self.records.get(_key(Slot(name), entry.get("version")))
-        return None if weights is None else (Slot(name), weights)
-
-
-@dataclass(slots=True)
-class RankHistory:
-    """All incarnations of one rank, in order."""
-
-    journal: str
-    role: str
-    rank: int
-    lives: dict[int, RankLife] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return f"{self.role}/{self.rank}"
 
 
 def replay_rank(file: JournalFile, notes: Notes) -> RankHistory:
@@ -103,15 +30,20 @@ def replay_rank(file: JournalFile, notes: Notes) -> RankHistory:
     return history
 
 
-def _key(slot: Slot, version: int | None) -> Key:
-    return (slot, version if slot is Slot.OLD_ACTOR else None)
-
-
 class _Replay:
     def __init__(self, history: RankHistory, notes: Notes) -> None:
         self._history, self._notes = history, notes
         self.life: RankLife | None = None
         self._seq = 0
+        self._takers: dict[str, Callable[[RankLife, Entry], None]] = {
+            "transition": self._transition,
+            "snapshot": self._snapshot,
+            "attested": self._attested,
+            "kept": self._kept,
+            "refusal": self._refusal,
+            "written": self._written,
+            "write_failed": self._write_failed,
+        }
 
     def take(self, entry: Entry) -> None:
         self._seq = entry["seq"]
@@ -122,17 +54,12 @@ class _Replay:
                 self._notes.event(self._history.journal, self._seq, "a torn line before this entry was cut off")
                 if self.life is not None:
                     self.life.torn = True
-            case "transition" | "snapshot" | "kept" | "refusal" | "written" | "write_failed" as kind:
+            case kind if kind in self._takers:
                 life = self._of(entry)
                 if life is not None:
-                    {
-                        "transition": self._transition,
-                        "snapshot": self._snapshot,
-                        "kept": self._kept,
-                        "refusal": self._refusal,
-                        "written": self._written,
-                        "write_failed": self._write_failed,
-                    }[kind](life, entry)
+                    self._takers[kind](life, entry)
+                    for invariant, what in life.watch.see(entry):
+                        self._wrong(invariant, f"{self._history.name}: {what}")
 
     def _wrong(self, invariant: str, what: str) -> None:
         self._notes.wrong(self._history.journal, self._seq, invariant, what)
@@ -142,7 +69,9 @@ class _Replay:
         if self._history.lives and incarnation <= max(self._history.lives):
             self._wrong("I7", f"incarnation {incarnation} begins after incarnation {max(self._history.lives)}")
         tiers = {str(slot): str(tier) for slot, tier in entry["slots"].items()}
-        self.life = RankLife(incarnation, int(entry["world_size"]), Slot(entry["primary"]), tiers, entry)
+        primary, kept = Slot(entry["primary"]), frozenset(Slot(slot) for slot in entry["kept"])
+        watch = Watch(primary, tiers, kept)
+        self.life = RankLife(incarnation, int(entry["world_size"]), primary, tiers, entry, watch)
         self._history.lives[incarnation] = self.life
 
     def _of(self, entry: Entry) -> RankLife | None:
@@ -158,13 +87,20 @@ class _Replay:
     def _refusal(self, life: RankLife, entry: Entry) -> None:
         self._notes.event(self._history.journal, self._seq, f"{self._history.name} refused to {entry['what']}")
 
+    def _attested(self, life: RankLife, entry: Entry) -> None:
+        if (entry["transition"], entry["state"]) != (life.transition, life.state):
+            sworn = f"state {entry['state']} at transition {entry['transition']}"
+            self._wrong("I2", f"it attested to {sworn}, and was in {life.state} at {life.transition}")
+        if entry["slot"] is not None:
+            self._must_be_recorded(life, key_of(Slot(entry["slot"]), entry["version"]), entry, "an attestation")
+
     def _snapshot(self, life: RankLife, entry: Entry) -> None:
         slot = Slot(entry["slot"])
         if life.state != lifecycle.resident(life.primary):
             self._wrong("I3", f"a snapshot was taken in state {life.state}")
         self._must_be_recorded(life, (life.primary, None), entry, "a snapshot")
         snapshot = str(Provenance.snapshot(entry["version"]))
-        life.records[_key(slot, entry["version"])] = Weights(entry["version"], entry["digest"], snapshot)
+        life.records[key_of(slot, entry["version"])] = Weights(entry["version"], entry["digest"], snapshot)
 
     def _kept(self, life: RankLife, entry: Entry) -> None:
         outlet = life.outlets.get(entry["publish_id"])
@@ -172,7 +108,7 @@ class _Replay:
             self._wrong("I2", f"{entry['slot']} was kept by {entry['publish_id']}, a save that was not under way")
         else:
             outlet.kept[entry["slot"], entry["version"]] = entry["digest"]
-        self._must_be_recorded(life, _key(Slot(entry["slot"]), entry["version"]), entry, "what was kept")
+        self._must_be_recorded(life, key_of(Slot(entry["slot"]), entry["version"]), entry, "what was kept")
 
     def _written(self, life: RankLife, entry: Entry) -> None:
         outlet = life.outlets.get(entry["publish_id"])
@@ -200,9 +136,10 @@ class _Replay:
         self._check(life, entry, trigger, slot)
         life.transition, life.state = entry["transition"], after
         life.moments.append(entry)
+        life.numbered[life.transition] = entry
 
     def _check(self, life: RankLife, entry: Entry, trigger: str, slot: Slot) -> None:
-        key = _key(slot, entry.get("version"))
+        key = key_of(slot, entry.get("version"))
         if trigger in _ABOUT_RECORDED:
             self._must_be_recorded(life, key, entry, trigger)
         if trigger in ("step", *_OUTLETS, "sleep", "commit", "ready") and slot is not life.primary:
@@ -290,26 +227,3 @@ _INVARIANT = {
     "fail": "I5",
     "ready": "I1",
 }
-
-
-def row(history: RankHistory) -> dict[str, Any]:
-    """The last state of a rank, as `SlotView.to_json` shows a live one."""
-    life = list(history.lives.values())[-1]
-    last, resident = life.last, life.resident()
-    return {
-        "worker": f"{last['run']}/{history.name}",
-        "role": history.role,
-        "rank": history.rank,
-        "world_size": life.world_size,
-        "incarnation": life.incarnation,
-        "state": life.state,
-        "slot": resident[0] if resident else None,
-        "version": resident[1].version if resident else None,
-        "digest": resident[1].digest if resident else None,
-        "provenance": resident[1].provenance if resident else None,
-        "tier": life.tiers.get(resident[0]) if resident else None,
-        "since": last.get("at"),
-        "transition": life.transition,
-        "last_transition": last.get("trigger", "created"),
-        "detail": last.get("detail", ""),
-    }

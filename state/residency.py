@@ -22,9 +22,6 @@ from state.gang import GangId
 from state.journal import Journal
 from state.slots import Slot, SlotRecord, SlotView, WorkerId
 
-# All that may happen inside a borrow, however many slots are lent one inside the other.
-WHILE_LENT = ("switch", "switched", "fail")
-
 
 class SlotViolation(InvariantViolation):
     """Something was asked of the slots that may not happen in their present state; nothing was done."""
@@ -71,7 +68,7 @@ class Residency:
         """One transition, about `slot`; `record` is what then is known of the live bytes."""
         with self.lock:
             before = self.state
-            if self._lent and trigger not in WHILE_LENT:
+            if self._lent and trigger not in lifecycle.WHILE_LENT:
                 self.refuse(f"{trigger} {slot} inside a borrow")
             try:
                 self._life.move(trigger, slot)
@@ -120,17 +117,17 @@ class Residency:
         finally:
             self._lent = outer
 
-    def fail(self, why: str) -> None:
-        """The live bytes are not to be trusted any more."""
+    def fail(self, why: str, **evidence: str) -> None:
+        """The live bytes are not to be trusted any more. `evidence` goes into the journal."""
         if self.state != "poisoned":
             self.poison = Poison(self.state, why)
-            self.fire("fail", self.primary, detail=f"while {self.state}: {why}")
+            self.fire("fail", self.primary, None, detail=f"while {self.state}: {why}", **evidence)
 
     def refuse(
         self, what: str, kind: type[InvariantViolation] = SlotViolation, cause: Exception | None = None
     ) -> NoReturn:
         """Journal a refusal and raise. Nothing was done."""
-        self.note("refusal", state=self.state, what=what)
+        self.note("refusal", state=self.state, lent=self._lent, what=what)
         poisoned = f" ({self.poison.reason})" if self.poison else ""
         raise kind(f"{self.worker} refuses to {what}{poisoned}") from cause
 

@@ -19,7 +19,7 @@ def compose(
     shards: dict[str, ShardDigest] = {}
     for rank, shard in shards_by_rank:
         replicas[shard.summary].append(rank)
-        shards[shard.summary] = shard
+        shards.setdefault(shard.summary, shard)
     by_name: dict[str, _Held] = defaultdict(dict)
     for summary, shard in shards.items():
         for piece in shard.pieces:
@@ -42,6 +42,17 @@ def compose(
     return tuple(tensors), holders, findings
 
 
+def replica_numbers(shards_by_rank: Sequence[tuple[int, ShardDigest]]) -> tuple[int, ...]:
+    """For each rank, in order, a number: ranks with equal numbers hold the same pieces of the same tensors."""
+    number_of: dict[str, int] = {}
+    known: dict[tuple[tuple[str, Region], ...], int] = {}
+    for _, shard in shards_by_rank:
+        if shard.summary not in number_of:
+            pieces = tuple((piece.name, piece.region) for piece in shard.pieces)
+            number_of[shard.summary] = known.setdefault(pieces, len(known))
+    return tuple(number_of[shard.summary] for _, shard in shards_by_rank)
+
+
 def _differing_replicas(name: str, regions: _Held) -> list[str]:
     findings = []
     for region, held in regions.items():
@@ -53,6 +64,8 @@ def _differing_replicas(name: str, regions: _Held) -> list[str]:
 
 def _coverage(name: str, regions: _Held) -> list[str]:
     boxes = list(regions)
+    if _is_tiled(boxes):
+        return []
 
     def ranks(region: Region) -> str:
         return name_ranks(_all_ranks([regions[region]]))
@@ -73,6 +86,25 @@ def _coverage(name: str, regions: _Held) -> list[str]:
             f"shards of {name} hold {held} of its {full} elements, on {holders}: some rank's part is missing"
         )
     return findings
+
+
+def _is_tiled(boxes: Sequence[Region]) -> bool:
+    """Whether they are the whole tensor, cut along at most one dimension: nearly all are, and it is quick to see."""
+    full = boxes[0].full_shape
+    if any(box.full_shape != full for box in boxes):
+        return False
+    cut = {
+        d for box in boxes for d, (size, all_of_it) in enumerate(zip(box.shape, full, strict=True)) if size != all_of_it
+    }
+    if len(cut) != 1:
+        return not cut and len(boxes) == 1
+    (dim,) = cut
+    end = 0
+    for box in sorted(boxes, key=lambda b: b.offset[dim]):
+        if box.offset[dim] != end:
+            return False
+        end += box.shape[dim]
+    return end == full[dim]
 
 
 def _all_ranks(held: Iterable[Mapping[tuple[str, int], Sequence[int]]]) -> list[int]:

@@ -155,7 +155,7 @@ class History:
                 self.metrics[step] = {name: line.entry.get(name) for name in HEADLINE}
 
 
-_LEFT_OUT = ("tensors", "transitions", "summaries")
+_LEFT_OUT = ("tensors", "transitions", "summaries", "replicas")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 

@@ -12,6 +12,7 @@ from orchestrator.fleet import Fleet, FleetLimits
 from orchestrator.roster import EngineGone, NoEngineLeft
 from state.digest import Region, TensorDigest
 from state.engine_life import EngineLifeError, EnginePhase
+from state.gang import fingerprint
 from state.journal import Journal, read_journal
 from state.slots import Slot, WeightId
 from workers.config import SamplingConfig
@@ -393,7 +394,7 @@ def test_an_update_left_open_is_aborted_by_the_next(world: World):
         assert await world.publish(2) == (A, B)
 
     asyncio.run(story())
-    entries = [e for e in read_journal(world.path) if e["engine"] == A]
+    entries = [e for e in read_journal(world.path) if e["kind"] == "engine" and e["engine"] == A]
     assert [(e["trigger"], e["reason"]) for e in entries if e["trigger"] == "abort"] == [
         ("abort", "overtaken by p2"),
     ]
@@ -442,8 +443,10 @@ def test_the_journal_tells_each_engines_life(world: World):
         world.fleet.shutdown()
 
     asyncio.run(story())
-    entries = [e for e in read_journal(world.path) if e["engine"] == B]
-    assert {e["kind"] for e in entries} == {"engine"}
+    told = [e for e in read_journal(world.path) if e["engine"] == B]
+    assert [e["kind"] for e in told] == ["engine", "engine", "proof", "engine", "engine"]
+    assert (told[2]["publish_id"], told[2]["digest"]) == ("p1", fingerprint(TENSORS))
+    entries = [e for e in told if e["kind"] == "engine"]
     assert [(e["transition"], e["trigger"], e["before"], e["state"]) for e in entries] == [
         (1, "started", "starting", "stale"),
         (2, "begin_update", "stale", "updating"),

@@ -53,8 +53,8 @@ def mutant(
 
 NO_LIVE_CHECK_IN_READY = (
     MACHINE,
-    '        self._must_hold(digest, f"init ended with other bytes than were loaded into {self.primary}")\n',
-    "",
+    'live = self._must_hold(digest, f"init ended with other bytes than were loaded into {self.primary}")\n',
+    "live = None\n",
 )
 NO_QUORUM_CHECK = (
     GANG,
@@ -67,8 +67,8 @@ NO_QUORUM_CHECK = (
 )
 NO_LIVE_CHECK_IN_SNAPSHOT = (
     MACHINE,
-    '        self._must_hold(digest, f"{self.primary} changed outside a step; no snapshot was taken of it")\n',
-    "",
+    'live = self._must_hold(digest, f"{self.primary} changed outside a step, no snapshot was taken of it")\n',
+    "live = None\n",
 )
 
 MUTANTS = (
@@ -204,17 +204,14 @@ MUTANTS = (
         (
             MACHINE,
             "        moved = self._store.bring(key, self._primary)\n",
-            """        self._live.fire("switched", key.slot, record)
+            """        self._live.fire("switched", key.slot, record, live=None)
         moved = self._store.bring(key, self._primary)
 """,
         ),
         (
             MACHINE,
-            """                raise Poisoned(f"{self._worker}: {key} came back as {live.summary}, recorded is {digest.summary}")
-        self._live.fire("switched", key.slot, record)
-""",
-            """                raise Poisoned(f"{self._worker}: {key} came back as {live.summary}, recorded is {digest.summary}")
-""",
+            '        self._live.fire("switched", key.slot, record, live=live)\n',
+            "",
         ),
         (
             RESIDENCY,
@@ -234,8 +231,8 @@ MUTANTS = (
         "I3",
         (
             MACHINE,
-            "            if live != digest:\n                raise Poisoned",
-            "            if not live:\n                raise Poisoned",
+            'live = None if is_proven else self._must_hold(digest, f"{key} came back as other bytes")\n',
+            "live = None if is_proven else self._store.digest().summary\n",
         ),
         killers=(f"{T_MACHINE}::test_a_backing_copy_that_changed_is_seen_and_never_trusted",),
     ),
@@ -268,7 +265,7 @@ MUTANTS = (
     mutant(
         "a worker whose optimizer had written is healed from a copy of before",
         "I5",
-        (MACHINE, 'RESTORABLE = ("loading", "switching")', 'RESTORABLE = ("loading", "switching", "stepping")'),
+        (LIFE, 'RESTORABLE = ("loading", "switching")', 'RESTORABLE = ("loading", "switching", "stepping")'),
         killers=(f"{T_MACHINE}::test_an_error_after_before_write_is_fatal_whether_bytes_differ_or_not",),
     ),
     mutant(
@@ -341,7 +338,7 @@ MUTANTS = (
 """,
             """        with self._live.moving("wake", self.primary):
             self._store.reclaim()
-            self._live.fire("switched", self.primary, self._recorded(self._primary)[0])
+            self._live.fire("switched", self.primary, self._recorded(self._primary)[0], live=None)
 """,
         ),
         killers=(f"{T_MACHINE}::test_a_woken_worker_is_who_it_was",),
@@ -399,7 +396,11 @@ MUTANTS = (
     mutant(
         "a slot that rests on the device is not looked at when it comes in",
         "I3",
-        (MACHINE, "        if moved or verify or key != self._primary:\n", "        if moved or verify:\n"),
+        (
+            MACHINE,
+            "        is_proven = not moved and not verify and key == self._primary\n",
+            "        is_proven = not moved and not verify\n",
+        ),
         killers=(f"{T_MACHINE}::test_what_a_borrow_leaves_in_a_slot_on_the_device_is_seen_by_the_next",),
     ),
     mutant(
@@ -407,7 +408,7 @@ MUTANTS = (
         "I3",
         (
             RESIDENCY,
-            "            if self._lent and trigger not in WHILE_LENT:\n",
+            "            if self._lent and trigger not in lifecycle.WHILE_LENT:\n",
             "            if self._lent and not trigger:\n",
         ),
         killers=(f"{T_MACHINE}::test_inside_a_borrow_also_of_the_actor_nothing_else_begins",),
@@ -417,7 +418,7 @@ MUTANTS = (
         "I4",
         (
             MACHINE,
-            "            if not scope.wrote and after != digest:\n",
+            "            if not scope.wrote:\n",
             "            if not scope.wrote and not after:\n",
         ),
         killers=(f"{T_MACHINE}::test_bytes_that_changed_in_a_step_in_which_nobody_wrote_are_not_committed",),

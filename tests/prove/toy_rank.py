@@ -19,7 +19,8 @@ from state.digest import MASK64, Piece, PieceDigest, Region, ShardDigest
 from state.errors import InvariantViolation
 from state.gang import ActorPermit, GangId
 from state.journal import Journal
-from state.machine import RESTORABLE, SlotMachine
+from state.lifecycle import RESTORABLE
+from state.machine import SlotMachine
 from state.slots import Slot, Tier, WorkerId
 from state.store import Key, SlotStore
 from tests.prove.faults import Faults, Injected

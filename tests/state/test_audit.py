@@ -6,18 +6,16 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from state.audit import audit, latest_views
-from state.journal import Journal, read_journal
+from state.journal import Journal
 from state.slots import Slot
+from tests.state.journal_edits import drop, edit, entries, find, findings, found, update, write
 from tests.state.toy_run import ToyRun, whole_run
-
-Entries = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -31,50 +29,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_dir(sound: Path, tmp_path: Path) -> Path:
     """A copy to be damaged."""
     return Path(shutil.copytree(sound, tmp_path / "run"))
-
-
-def entries(run_dir: Path, name: str) -> Entries:
-    return list(read_journal(run_dir / "journal" / f"{name}.jsonl"))
-
-
-def write(run_dir: Path, name: str, lines: Entries, renumber: bool = True) -> None:
-    """With `renumber` the numbers have no gaps, as a careful forger would have it."""
-    transition = 0
-    for seq, entry in enumerate(lines, 1):
-        if not renumber:
-            break
-        entry["seq"] = seq
-        if entry["kind"] == "created":
-            transition = 0
-        if entry["kind"] == "transition":
-            transition += 1
-            entry["transition"] = transition
-    path = run_dir / "journal" / f"{name}.jsonl"
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in lines))
-
-
-def edit(run_dir: Path, name: str, change: Callable[[dict[str, Any]], object], **where: Any) -> None:
-    """Change the entry that has these fields (the first such)."""
-    lines = entries(run_dir, name)
-    change(find(lines, **where))
-    write(run_dir, name, lines, renumber=False)
-
-
-def find(lines: Entries, **where: Any) -> dict[str, Any]:
-    return next(e for e in lines if all(e.get(k) == v for k, v in where.items()))
-
-
-def findings(run_dir: Path) -> list[str]:
-    return [str(finding) for finding in audit(run_dir).findings]
-
-
-def found(run_dir: Path, what: str) -> None:
-    said = findings(run_dir)
-    assert any(what in line for line in said), said
-
-
-def update(**fields: Any) -> Callable[[dict[str, Any]], object]:
-    return lambda entry: entry.update(fields)
 
 
 # ---- sound runs ------------------------------------------------------------------------------------------------
@@ -302,13 +256,6 @@ def test_a_trigger_that_is_not_in_the_table_is_found(run_dir: Path, trigger: str
     found(run_dir, f"{trigger} ref from switching to resident.ref: it may not happen there")
 
 
-def drop(run_dir: Path, name: str, *wheres: dict[str, Any]) -> None:
-    lines = entries(run_dir, name)
-    for where in wheres:
-        lines.remove(find(lines, **where))
-    write(run_dir, name, lines)
-
-
 def test_a_skipped_commit_is_found(run_dir: Path) -> None:
     """The step of rollout 1 never happened on rank 0, as far as its journal says; numbers are in order."""
     drop(run_dir, "actor-0", {"trigger": "step", "rollout_id": 1}, {"trigger": "commit", "rollout_id": 1})
@@ -410,7 +357,7 @@ def test_an_engine_that_serves_without_an_update_is_found(run_dir: Path) -> None
     lines = entries(run_dir, "fleet")
     lines.remove(find(lines, engine="engine-0", trigger="begin_update", publish_id="publish-1-1"))
     for entry in lines:
-        if entry["engine"] == "engine-0" and entry["transition"] > 2:
+        if entry["engine"] == "engine-0" and entry["kind"] == "engine" and entry["transition"] > 2:
             entry["transition"] -= 1
     write(run_dir, "fleet", lines)
     found(run_dir, "engine-0: commit starts in updating, but the last transition ended in stale")

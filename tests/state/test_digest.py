@@ -171,5 +171,7 @@ def test_a_tensor_that_is_not_its_region_is_refused() -> None:
 
 def test_the_file_imports_only_torch() -> None:
     """It also runs inside an engine's process."""
-    code = "import sys, state.digest; assert not {m.split('.')[0] for m in sys.modules} & {'transitions', 'ray', 'numba'}"
+    code = (
+        "import sys, state.digest; assert not {m.split('.')[0] for m in sys.modules} & {'transitions', 'ray', 'numba'}"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from state.digest import MASK64, PieceDigest, Region, ShardDigest
 from state.gang import ActorPermit, Attestation, GangDisagreement, GangId, PermitVoid, agree, mint_permit
+from state.shards import replica_numbers
 from state.slots import Slot, WeightId, WorkerId
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,14 +145,62 @@ def test_everyone_on_the_reference_is_no_quorum() -> None:
         agree([replace(a, slot=Slot.REF, state="resident.ref") for a in gang_of_four()], "p")
 
 
-def test_1024_ranks_are_quick() -> None:
+def test_of_a_thousand_ranks_one_of_each_shard_is_looked_at() -> None:
+    """What travels is unpacked where it is looked at, and replicas are known by their summaries."""
     names = [f"layers.{i}.up" for i in range(64)]
     gang = [attestation(r, [piece(n, 4 * (r % 8), 4, 32, r % 8) for n in names], world_size=1024) for r in range(1024)]
-    started = time.monotonic()
-    quorum = agree(gang, "p")
-    assert time.monotonic() - started < 2
+    arrived = [pickle.loads(pickle.dumps(a)) for a in gang]
+    quorum = agree(arrived, "p")
+    assert sum(a.live._pieces is not None for a in arrived) == 8
     assert len(quorum.tensors) == 64
-    assert len(quorum.holders[names[0]]) == 8
+    assert [rank for rank, _ in quorum.holders[names[0]]] == list(range(8))
+    assert quorum == agree(gang, "p")
+
+
+def test_a_fingerprint_arrives_as_it_was_sent() -> None:
+    sent = gang_of_four()[1].live
+    arrived = pickle.loads(pickle.dumps(sent))
+    assert (arrived, hash(arrived), arrived.pieces) == (sent, hash(sent), sent.pieces)  # type: ignore[union-attr]
+    assert pickle.loads(pickle.dumps(arrived)) == sent
+
+
+def test_replicas_are_known_by_what_they_hold_whatever_its_bytes() -> None:
+    gang = gang_of_four()
+    assert agree(gang, "p").replicas == (0, 1, 0, 1)
+    shards = [(a.worker.rank, a.live) for a in gang if a.live is not None]
+    drifted = ShardDigest.of([piece("up", 0, 4, 8, 99), piece("norm", 0, 3, 3, 5)])
+    assert replica_numbers([*shards[:2], (2, drifted), shards[3]]) == (0, 1, 0, 1)
+
+
+@given(st.integers(2, 6), st.integers(0, 5), st.data())
+def test_parts_cut_along_one_dimension_cover_a_tensor_or_somebody_is_named(
+    cuts: int, dim: int, data: st.DataObject
+) -> None:
+    full = (12, 30)
+    dim %= 2
+    edges = [0, *sorted(data.draw(st.lists(st.integers(1, full[dim] - 1), min_size=cuts, max_size=cuts, unique=True)))]
+    sizes = [b - a for a, b in zip(edges, [*edges[1:], full[dim]], strict=True)]
+
+    def box(start: int, size: int) -> Region:
+        offset, shape = [0, 0], list(full)
+        offset[dim], shape[dim] = start, size
+        return Region(full, tuple(offset), tuple(shape))
+
+    regions = [box(start, size) for start, size in zip(edges, sizes, strict=True)]
+    order = data.draw(st.permutations(range(len(regions))))
+
+    def agreed(held: list[Region]) -> object:
+        ranks = [attestation(r, [PieceDigest("up", "bfloat16", box, r)], len(held)) for r, box in enumerate(held)]
+        return agree(ranks, "p")
+
+    assert agreed([regions[i] for i in order])
+    at = order[0]
+    with pytest.raises(GangDisagreement, match="some rank's part is missing"):
+        agreed([r for i, r in enumerate(regions) if i != at])
+    if edges[at]:
+        moved = box(edges[at] - 1, sizes[at])
+        with pytest.raises(GangDisagreement, match=r"shards of up overlap|has different bytes"):
+            agreed([moved if i == at else r for i, r in enumerate(regions)])
 
 
 @given(st.permutations(range(4)))

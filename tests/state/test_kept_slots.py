@@ -270,5 +270,5 @@ def test_the_audit_finds_a_slot_that_one_rank_did_not_keep(saved_run: Path) -> N
 
 def test_the_audit_finds_a_kept_slot_that_nobody_agreed_on(saved_run: Path) -> None:
     found = rewrite(saved_run, "driver", lambda entry: entry | {"slots": []} if entry["kind"] == "save" else entry)
-    assert len(found) == 4
+    assert len(found) == 6
     assert all("I10" in one and "agreed on was nothing" in one for one in found)

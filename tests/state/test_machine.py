@@ -375,7 +375,7 @@ def test_a_copy_that_breaks_off_on_the_way_back_poisons_and_heals(
 
 def test_a_backing_copy_that_changed_is_seen_and_never_trusted(tmp_path: Path) -> None:
     worker = ready_worker(tmp_path)
-    with pytest.raises(Poisoned, match="recorded is"), worker.machine.borrow(Slot.REF):
+    with pytest.raises(Poisoned, match="recorded"), worker.machine.borrow(Slot.REF):
         worker.store._backing[worker.machine._primary][0][0] ^= 1
     with pytest.raises(Poisoned):
         worker.machine.heal()

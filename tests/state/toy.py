@@ -144,8 +144,11 @@ def cold_worker(
     keep_old_actors: int = 1,
     config_hash: str = "c0ffee",
     kept: tuple[Slot, ...] = (),
+    split: int | None = None,
 ) -> ToyWorker:
-    model = ToyModel(rank, world_size)
+    """`split`: over how many ranks the model is split; the others are replicas. Unset: over all."""
+    shards = split or world_size
+    model = ToyModel(rank % shards, shards)
     weights, masters = ToyWeights(model), ToyMasters(model)
     store = SlotStore(weights, tiers or {primary: Tier.COPY} | dict.fromkeys(AUXILIARY, tier))
     worker = WorkerId("run", str(primary), rank)

@@ -11,6 +11,7 @@ from pathlib import Path
 from state.engine_life import EngineLife, EngineTransition
 from state.gang import Quorum, agree
 from state.journal import Journal
+from state.resume import LoadSpec, ResumePlan
 from state.slots import Slot, WeightId
 from tests.state.toy import ToyWorker, cold_worker
 
@@ -20,13 +21,23 @@ ENGINES = ("engine-0", "engine-1")
 
 @dataclass
 class ToyRun:
-    """One incarnation. `torn` names engines that turn out not to hold what was published."""
+    """One incarnation, which continues from the iteration before `start`.
+
+    `torn` names engines that turn out to hold something else than was published. `kept` are slots that change: the
+    reference is what `refresh` made it, and each sample is trained on under the old_actor of the version that made it.
+    `loaded` is what is filled beside the actor, `publish_every` after how many rollouts engines get another version,
+    `split` over how many ranks the model is split: both hold all of it with 1.
+    """
 
     directory: Path
     incarnation: int = 1
     start: int = 0
     torn: tuple[str, ...] = ()
     kept: tuple[Slot, ...] = ()
+    loaded: tuple[tuple[Slot, int], ...] = ((Slot.REF, 0),)
+    publish_every: int = 1
+    split: int = WORLD
+    published: int = 0
     workers: list[ToyWorker] = field(default_factory=list)
     engines: dict[str, EngineLife] = field(default_factory=dict)
     publishes: int = 0
@@ -34,16 +45,18 @@ class ToyRun:
     def begin(self) -> None:
         self.driver = Journal(self.directory / "journal" / "driver.jsonl", "driver")
         self.fleet = Journal(self.directory / "journal" / "fleet.jsonl", "fleet")
-        self.driver.append("driver_started", incarnation=self.incarnation, pid=1)
+        self.driver.append("driver_started", incarnation=self.incarnation, pid=1, start_rollout_id=None)
         self.engines = {name: EngineLife(name, self._record) for name in ENGINES}
         for life in self.engines.values():
             life.started()
         for rank in range(WORLD):
-            place = {"rank": rank, "world_size": WORLD, "incarnation": self.incarnation}
-            self.workers.append(cold_worker(self.directory, kept=self.kept, **place))  # type: ignore[arg-type]
+            place = {"rank": rank, "world_size": WORLD, "incarnation": self.incarnation, "split": self.split}
+            options = {"kept": self.kept, "keep_old_actors": 2}
+            self.workers.append(cold_worker(self.directory, **place, **options))  # type: ignore[arg-type]
         for worker in self.workers:
             worker.load(Slot.ACTOR, 1 + self.start, version=self.start)
-            worker.load(Slot.REF, 20)
+            for slot, version in self.loaded:
+                worker.load(slot, 20 if (slot, version) == (Slot.REF, 0) else 1 + version, version)
             worker.machine.ready()
         self.driver.append(
             "gang_started",
@@ -51,16 +64,32 @@ class ToyRun:
             incarnation=self.incarnation,
             world_size=WORLD,
             config_hash="c0ffee",
-            resume={"source": "fresh"},
+            resume=self.plan().to_json(),
         )
+
+    def confirm_resume(self) -> None:
+        quorum = self.agree(f"resume-{self.incarnation}", with_kept=True)
+        held = {"actor": quorum.digest} | {f"{k.slot}@{k.version}": k.digest for k in quorum.kept}
+        directory = str(self.directory / "checkpoints" / f"iter_{self.start - 1:07d}")
+        about = {"path": directory, "same_dtype": True, "held": held, "jumps": []}
+        self.driver.append("continuity", incarnation=self.incarnation, **about)
+
+    def plan(self) -> ResumePlan:
+        if not self.start:
+            return ResumePlan("fresh", LoadSpec.random(), 0, False, False, False, "nothing was saved")
+        spec = LoadSpec(str(self.directory / "checkpoints"), self.start - 1, "native")
+        return ResumePlan("native", spec, self.start, True, True, True, "the tracker says so")
 
     def rollouts(self, end: int, save_after: tuple[int, ...] = ()) -> None:
         self.publish()
         for rollout_id in range(self.start, end):
             self.train(rollout_id)
+            if Slot.REF in self.kept and (rollout_id + 1) % 2 == 0:
+                self.refresh()
             if rollout_id in save_after:
                 self.save(rollout_id)
-            self.publish()
+            if (rollout_id + 1) % self.publish_every == 0 or rollout_id + 1 == end:
+                self.publish()
 
     def finish(self, outcome: str = "done") -> None:
         self.driver.append("run_ended", incarnation=self.incarnation, outcome=outcome)
@@ -68,13 +97,27 @@ class ToyRun:
             life.die("shut down")
 
     def train(self, rollout_id: int) -> None:
+        """On samples of the version that was published last."""
         for worker in self.workers:
             with worker.machine.borrow(Slot.REF):
                 pass
+            if Slot.OLD_ACTOR in self.kept:
+                with worker.machine.borrow(Slot.OLD_ACTOR, self.published):
+                    pass
             with worker.machine.step(rollout_id) as scope:
                 scope.before_write()
                 worker.masters.step(1)
-        self.driver.append("trained", incarnation=self.incarnation, rollout_id=rollout_id, version=rollout_id + 1)
+        self.driver.append(
+            "trained",
+            incarnation=self.incarnation,
+            rollout_id=rollout_id,
+            version=rollout_id + 1,
+            behaviour=[self.published],
+        )
+
+    def refresh(self) -> None:
+        for worker in self.workers:
+            worker.machine.snapshot(Slot.REF)
 
     def agree(self, publish_id: str, with_kept: bool = False) -> Quorum:
         return agree([worker.machine.attest(with_kept=with_kept) for worker in self.workers], publish_id)
@@ -95,6 +138,9 @@ class ToyRun:
             self._conclude(quorum)
         for scope in scopes:
             scope.close()
+        self.published = quorum.weights.version
+        for worker in self.workers if Slot.OLD_ACTOR in self.kept else ():
+            worker.machine.snapshot(Slot.OLD_ACTOR)
         if fail is None:
             verdict = {e: "torn: norm.weight differs" if e in self.torn else "committed" for e in ENGINES}
             self._record_publish(quorum, "committed", verdict)
@@ -142,11 +188,13 @@ class ToyRun:
                 {"slot": k.slot, "version": k.version, "digest": k.digest, "summaries": k.summaries}
                 for k in quorum.kept
             ],
-            path=f"checkpoints/iter_{rollout_id:07d}",
+            path=str(self.directory / "checkpoints" / f"iter_{rollout_id:07d}"),
         )
 
     def _conclude(self, quorum: Quorum) -> None:
         for name, life in self.engines.items():
+            held = "f" * 16 if name in self.torn else quorum.digest
+            self.fleet.append("proof", engine=name, publish_id=quorum.publish_id, digest=held)
             if name in self.torn:
                 life.abort("1 tensors differ: norm.weight")
             else:
@@ -164,6 +212,7 @@ class ToyRun:
             world_size=len(quorum.transitions),
             transitions=quorum.transitions,
             summaries=quorum.summaries,
+            replicas=quorum.replicas,
             engines=engines,
             **more,
         )
@@ -194,4 +243,20 @@ def whole_run(directory: Path) -> None:
     second = ToyRun(directory, incarnation=2, start=2)
     second.begin()
     second.rollouts(3, save_after=(2,))
+    second.finish()
+
+
+def kept_run(directory: Path) -> None:
+    """A reference that is refreshed, and engines that are a version behind every other rollout; saved after the second
+    rollout and resumed from there."""
+    kept = (Slot.REF, Slot.OLD_ACTOR)
+    first = ToyRun(directory, kept=kept, publish_every=2)
+    first.begin()
+    first.rollouts(3, save_after=(1,))
+    first.finish()
+    loaded = ((Slot.REF, 2), (Slot.OLD_ACTOR, 0))
+    second = ToyRun(directory, incarnation=2, start=2, kept=kept, loaded=loaded, publish_every=2)
+    second.begin()
+    second.confirm_resume()
+    second.rollouts(4)
     second.finish()
