@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from state.digest import Piece, Region, TensorDigest, digest_tensor
 from state.gang import Quorum, mint_permit
@@ -24,6 +24,7 @@ from workers.rollout.embedded import EmbeddedEngine
 from workers.rollout.protocol import mismatches
 from workers.rollout.sglang import SglangEngine
 from workers.rollout.sglang_options import SglangOptions
+from workers.rollout.transformers_layout import named_tensors
 from workers.weights.base import Sender
 from workers.weights.distributed import DistributedReceiver, DistributedSender
 from workers.weights.manifest import Manifest
@@ -64,7 +65,7 @@ def sglang_python() -> str:
     return python
 
 
-def reference(config: Mapping[str, Any] = QWEN3, seed: int = 0) -> torch.nn.Module:
+def reference(config: Mapping[str, Any] = QWEN3, seed: int = 0) -> PreTrainedModel:
     """A model far from uniform, so that wrong weights show."""
     torch.manual_seed(seed)
     fields = {k: v for k, v in config.items() if k != "model_type"}
@@ -75,8 +76,8 @@ def reference(config: Mapping[str, Any] = QWEN3, seed: int = 0) -> torch.nn.Modu
     return model.eval()
 
 
-def tensors_of(model: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach() for name, p in model.named_parameters()}
+def tensors_of(model: PreTrainedModel) -> dict[str, Tensor]:
+    return {name: tensor.detach() for name, tensor in named_tensors(model).items()}
 
 
 def digests_of(tensors: Mapping[str, Tensor]) -> tuple[TensorDigest, ...]:

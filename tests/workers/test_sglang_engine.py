@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -167,10 +168,17 @@ def title(process: psutil.Process) -> str:
     return " ".join(process.cmdline()) + process.name()
 
 
-def test_a_llama_with_an_output_layer_of_its_own_split_over_two_processes_is_proven(
-    tmp_path: Path,
-) -> None:
-    config = {**QWEN3, "model_type": "llama", "tie_word_embeddings": False, "vocab_size": 37}
+LLAMA = {**QWEN3, "model_type": "llama", "tie_word_embeddings": False, "vocab_size": 37}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+MOE = {**QWEN3, **EXPERTS, "model_type": "qwen3_moe", "tie_word_embeddings": False}
+
+
+@pytest.mark.parametrize(
+    ("config", "last"),
+    [(LLAMA, "model.layers.0.mlp.down_proj.weight"), (MOE, "model.layers.0.mlp.experts.3.down_proj.weight")],
+    ids=["an output layer of its own", "experts"],
+)
+def test_a_model_split_over_two_processes_is_proven(config: dict[str, Any], last: str, tmp_path: Path) -> None:
     model = reference(config)
     stage = sglang_stage(tmp_path / "server.log", config, tp_size=2)
     try:
@@ -178,10 +186,10 @@ def test_a_llama_with_an_output_layer_of_its_own_split_over_two_processes_is_pro
         for result in stage.engine.generate(requests(*[(3, 4, 5)] * 4), SamplingConfig(max_response_len=6), weights):
             assert furthest(model, (3, 4, 5), result) < 1e-4
         wrong = {n: t.clone() for n, t in tensors_of(model).items()}
-        wrong["model.layers.0.mlp.down_proj.weight"].view(torch.int32)[-1, -1] ^= 1
+        wrong[last].view(torch.int32)[-1, -1] ^= 1
         manifest = stage.begin(tensors_of(model))
         stage.transfer(manifest, wrong)
         (difference,) = mismatches(manifest.tensors, stage.engine.prove().tensors)
-        assert difference.startswith("model.layers.0.mlp.down_proj.weight: digest")
+        assert difference.startswith(f"{last}: digest")
     finally:
         stage.close()
