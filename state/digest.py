@@ -19,7 +19,7 @@ import math
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -110,8 +110,8 @@ class ShardDigest:
 
     @staticmethod
     def of(pieces: Iterable[PieceDigest]) -> ShardDigest:
-        ordered = tuple(sorted(pieces, key=lambda p: (p.name, p.region.offset, p.region.shape)))
-        return ShardDigest(ordered, summarise(map(_line, ordered)))
+        ordered = tuple(sorted(pieces, key=_order))
+        return ShardDigest(ordered, summarise(f"{_about(p.name, p.dtype, p.region)} {p.value:016x}" for p in ordered))
 
     @property
     def pieces(self) -> tuple[PieceDigest, ...]:
@@ -142,9 +142,12 @@ class ShardDigest:
         return _still_packed, (self._packed, self.summary)
 
 
-def _line(piece: PieceDigest) -> str:
-    region = piece.region
-    return f"{piece.name} {piece.dtype} {region.full_shape} {region.offset} {region.shape} {piece.value:016x}"
+def _order(piece: Piece | PieceDigest) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    return piece.name, piece.region.offset, piece.region.shape
+
+
+def _about(name: str, dtype: str, region: Region) -> str:
+    return f"{name} {dtype} {region.full_shape} {region.offset} {region.shape}"
 
 
 @lru_cache(maxsize=1 << 14)
@@ -164,17 +167,18 @@ def summarise(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 def digest_region(tensor: Tensor, region: Region) -> int:
     """The contribution of `tensor`, which is `region` of a full tensor, to that tensor's digest; in [0, 2^64)."""
-    return _sums([(tensor, region)])[0]
+    return _finish(_start([(tensor, region)]))[0]
 
 
-def _sums(parts: Sequence[tuple[Tensor, Region]]) -> list[int]:
-    """The contribution of each part. One wait for each device, not one for each part."""
+def _start(parts: Sequence[tuple[Tensor, Region]]) -> list[tuple[list[int], Tensor]]:
+    """Have every part hashed. By device: numbers of parts, and their sums there, which nothing has waited for."""
     by_device: dict[torch.device, list[int]] = {}
     for number, (tensor, region) in enumerate(parts):
         if tensor.shape != region.shape:
@@ -182,15 +186,20 @@ def _sums(parts: Sequence[tuple[Tensor, Region]]) -> list[int]:
         if tensor.is_complex():
             raise TypeError("complex tensors have no digest")
         by_device.setdefault(tensor.device, []).append(number)
-    sums = [0] * len(parts)
+    started = []
     for device, numbers in by_device.items():
         held = [parts[number] for number in numbers]
-        for number, value in zip(numbers, _kernel(device, held)(held), strict=True):
-            sums[number] = value & MASK64
-    return sums
+        started.append((numbers, _kernel(device, held)(held)))
+    return started
 
 
-def _kernel(device: torch.device, held: Sequence[tuple[Tensor, Region]]) -> Callable[..., list[int]]:
+def _finish(started: Iterable[tuple[list[int], Tensor]]) -> list[int]:
+    """The contribution of each part. One wait for each device, not one for each part."""
+    found = {n: value & MASK64 for numbers, sums in started for n, value in zip(numbers, sums.tolist(), strict=True)}
+    return [found[number] for number in range(len(found))]
+
+
+def _kernel(device: torch.device, held: Sequence[tuple[Tensor, Region]]) -> Callable[..., Tensor]:
     """What is fastest for these, which are all on this device."""
     if device.type == "cuda" and find_spec("triton"):
         from state import digest_cuda
@@ -204,8 +213,8 @@ def _kernel(device: torch.device, held: Sequence[tuple[Tensor, Region]]) -> Call
     return eager_sums
 
 
-def eager_sums(held: Sequence[tuple[Tensor, Region]]) -> list[int]:
-    """The definition: what each part contributes to the digest of its tensor, mod 2^64. All are on one device."""
+def eager_sums(held: Sequence[tuple[Tensor, Region]]) -> Tensor:
+    """The definition: what each part contributes to the digest of its tensor, int64 [parts]. All are on one device."""
     device = held[0][0].device
     low = within_run(device)
     totals = torch.zeros(len(held), dtype=torch.int64, device=device)
@@ -215,7 +224,7 @@ def eager_sums(held: Sequence[tuple[Tensor, Region]]) -> list[int]:
         for rows in rows_of(tensor, region.full_shape, region.offset, region.shape):
             for block in blocks(rows):
                 _add(total, bits, block, low)
-    return totals.tolist()
+    return totals
 
 
 def _add(total: Tensor, bits: Tensor, block: Block, low: Tensor) -> None:
@@ -233,18 +242,22 @@ def _add(total: Tensor, bits: Tensor, block: Block, low: Tensor) -> None:
 
 def digest_pieces(pieces: Iterable[Piece]) -> ShardDigest:
     """Hash every piece where it stands."""
-    held = list(pieces)
-    values = _sums([(piece.tensor, piece.region) for piece in held])
-    return ShardDigest.of(
-        PieceDigest(piece.name, dtype_name(piece.tensor.dtype), piece.region, value)
-        for piece, value in zip(held, values, strict=True)
+    held = sorted(pieces, key=_order)
+    started = _start([(piece.tensor, piece.region) for piece in held])
+    # A GPU hashes meanwhile; there are thousands of pieces.
+    dtypes = [dtype_name(piece.tensor.dtype) for piece in held]
+    abouts = [_about(piece.name, dtype, piece.region) for piece, dtype in zip(held, dtypes, strict=True)]
+    values = _finish(started)
+    digests = map(PieceDigest, (p.name for p in held), dtypes, (p.region for p in held), values)
+    return ShardDigest(
+        tuple(digests), summarise(f"{about} {value:016x}" for about, value in zip(abouts, values, strict=True))
     )
 
 
 def digest_tensors(tensors: Mapping[str, Tensor]) -> tuple[TensorDigest, ...]:
     """The digests of whole tensors that stand here, each in one piece; by name, in its order."""
     named = sorted(tensors.items())
-    values = _sums([(tensor, Region.whole(tensor.shape)) for _, tensor in named])
+    values = _finish(_start([(tensor, Region.whole(tensor.shape)) for _, tensor in named]))
     return tuple(
         TensorDigest(name, dtype_name(tensor.dtype), tuple(tensor.shape), value)
         for (name, tensor), value in zip(named, values, strict=True)

@@ -8,6 +8,8 @@ first factor is one number and the second a table, and each element costs one mu
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -37,6 +39,7 @@ def mix(index: Tensor) -> Tensor:
     return splitmix(index >> RUN_BITS).mul_(splitmix(~(index & (RUN - 1))))
 
 
+@cache
 def within_run(device: torch.device) -> Tensor:
-    """int64 [RUN]: the factor of each position in its run."""
+    """int64 [RUN]: the factor of each position in its run. One tensor for all; read only."""
     return splitmix(~torch.arange(RUN, dtype=torch.int64, device=device))
