@@ -150,7 +150,20 @@ def test_releasing_frees_the_home_and_reclaiming_gives_back_all_of_it() -> None:
     assert bytes_of(model) == before
 
 
-def test_nothing_is_released_whose_copy_differs() -> None:
+def test_what_is_released_is_given_back_to_the_device_after_it_was_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch would keep it for itself, where an engine on the same GPU cannot have it."""
+    model, store = filled(Tier.COPY)
+    store.bring(ACTOR, ACTOR)
+    sizes: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: sizes.append(model.flat.untyped_storage().nbytes()))
+    store.release(ACTOR)
+    assert sizes == [0]
+
+
+@pytest.mark.parametrize("at_once", [5, 1 << 26])
+def test_nothing_is_released_whose_copy_differs(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("state.store._COMPARED_AT_ONCE", at_once)
     model, store = filled(Tier.COPY)
     store.bring(ACTOR, ACTOR)
     model.norm.data[0] = 5

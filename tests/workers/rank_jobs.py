@@ -54,6 +54,7 @@ class Setting:
     load_optimizer: bool = False
     incarnation: int = 1
     model: ModelConfig = MODEL
+    gpus: float = 0.0
 
 
 @contextmanager
@@ -65,6 +66,7 @@ def rank_of(place: Place, setting: Setting) -> Iterator[MegatronRank]:
             "tensor_model_parallel_size": setting.tp,
             "pipeline_model_parallel_size": setting.pp,
             "timeout_s": 60.0,
+            "gpus_per_worker": setting.gpus,
         }
     )
     spec = WorkerSpec(
@@ -276,6 +278,30 @@ def memory(place: Place, setting: Setting) -> dict[str, int]:
         assert rank._optimizer.master_mismatches() == []
         agreed(rank, "again")
         return told
+
+
+def device_memory(place: Place, setting: Setting) -> dict[str, int]:
+    """Bytes of the parameters and of their gradients, and bytes of the GPU that are free for others."""
+    with rank_of(place, setting) as rank:
+        rank.train(shard(rank, 0, 0))
+        numel = sum(tensor.numel() for tensor in rank._weights.tensors().values())
+        parameters = sum(t.numel() * t.element_size() for t in rank._weights.tensors().values())
+        told = {"parameters": parameters, "gradients": 4 * numel, "awake": _free()}
+        before = agreed(rank, "asked").tensors
+        rank.sleep()
+        told["asleep"] = _free()
+        rank.wake()
+        told["again"] = _free()
+        assert rank._optimizer.master_mismatches() == []
+        assert agreed(rank, "asked").tensors == before
+        rank.train(shard(rank, 1, 1))
+        return told
+
+
+def _free() -> int:
+    gc.collect()
+    torch.cuda.synchronize()
+    return int(torch.cuda.mem_get_info()[0])
 
 
 def _resident() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,8 @@ import torch
 from state import checkpoints
 from state.resume import LoadSpec
 from state.slots import Slot, Tier, WeightId
-from tests.workers.gang_processes import GangFailed, run_gang
-from tests.workers.rank_jobs import EVERY, SLOTS, Scores, Setting, Trained
+from tests.workers.gang_processes import GangFailed, Place, run_gang
+from tests.workers.rank_jobs import EVERY, SLOTS, Scores, Setting, Trained, device_memory
 from tests.workers.train_jobs import MODEL, make_samples
 from workers.config import AlgorithmConfig
 from workers.megatron.scoring import MixedVersions, behaviour_version
@@ -154,6 +156,27 @@ def test_sleep_gives_the_bytes_of_the_parameters_back_to_the_machine(tmp_path: P
     assert told["parameters"] > 25e6
     assert told["awake"] - told["asleep"] > 0.9 * told["parameters"]
     assert told["again"] - told["asleep"] > 0.9 * told["parameters"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: it frees a GPU's memory")
+def test_on_a_gpu_sleep_gives_weights_and_gradients_back_to_the_device(tmp_path: Path) -> None:
+    config = dict(MODEL.config or {}) | {"hidden_size": 2048, "intermediate_size": 8192, "head_dim": 128}
+    model = MODEL.model_copy(update={"config": config, "dtype": "bfloat16"})
+    setting = Setting(
+        tmp_path,
+        slots=SLOTS[:1],
+        algorithm=AlgorithmConfig(),
+        keep_old_actors=0,
+        ref_update_interval=None,
+        model=model,
+        gpus=1.0,
+    )
+    context = multiprocessing.get_context("spawn")  # a process that was forked after Megatron's import has no GPU
+    with ProcessPoolExecutor(1, mp_context=context) as fresh:
+        told = fresh.submit(device_memory, Place(0, 1, f"file://{tmp_path}/rendezvous"), setting).result(timeout=120)
+    assert told["parameters"] > 100e6
+    assert told["asleep"] - told["awake"] > 0.95 * (told["parameters"] + told["gradients"])
+    assert told["asleep"] - told["again"] > 0.95 * (told["parameters"] + told["gradients"])
 
 
 def test_a_checkpoint_part_that_is_missing_is_named(uncut: tuple[Path, list[Trained]], tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from megatron.core.tensor_parallel import (
     set_tensor_model_parallel_attributes,
 )
 
+from state.store import give_back
 from workers.config import TrainConfig
 from workers.megatron import adam
 from workers.megatron.masters import mismatches
@@ -139,6 +140,7 @@ class TrainOptimizer:
         """Free the gradient buffers, until `reclaim_gradients`; between two steps nothing in them counts."""
         for buffer in (*self._model.buffers, *self._model.expert_parallel_buffers):
             buffer.offload_to_cpu(move_params=False)
+        give_back()
 
     def reclaim_gradients(self) -> None:
         """Allocate what was freed; nothing else may have been computed in between."""
