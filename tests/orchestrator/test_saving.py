@@ -31,8 +31,13 @@ class Gang:
         self.on_disk = threading.Event()
         self.fails: Exception | None = None
         self.saves: list[tuple[str, bool]] = []
+        self.verbs: list[str] = []
+
+    def __getattr__(self, verb: str) -> Any:
+        return lambda *arguments: self.verbs.append(verb)
 
     def probe(self) -> Probe:
+        self.verbs.append("probe")
         return PROBE
 
     def agree(self, publish_id: str, *, with_kept: bool = False) -> Any:
@@ -43,6 +48,7 @@ class Gang:
         )  # fmt: skip
 
     def save(self, quorum: Any, path: str, *, background: bool) -> None:
+        self.verbs.append("save")
         self.saves.append((quorum.publish_id, background))
         (Path(path) / "weights").write_text(quorum.publish_id)
 
@@ -114,6 +120,18 @@ def test_what_it_failed_of_is_raised_once_and_the_tracker_does_not_move(run: Run
     assert run.saving.finish() == {}
     assert (run.tracker, run.kinds[-1]) == ("0\n", "save_begun")
     assert checkpoints.inspect(run.root).ours == (0,)
+
+
+def test_trainers_that_rest_are_woken_before_they_save(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--cluster.offload_train")
+    nobody: Any = None
+    manager: Any = SimpleNamespace(data_state=dict, generate=lambda rollout_id, weights: None)
+    live = LiveRun(run.config, run.run_dir, run.gang, manager, nobody, nobody, nobody, Stop(0.0), None)
+    live._published = WeightId(1, 0)
+    live.generate(0)
+    live.save(0)
+    live.save(1)
+    assert run.gang.verbs == ["sleep", "wake", "probe", "save", "probe", "save"]
 
 
 def test_a_run_hears_of_a_failure_after_the_rollout_that_it_came_in(run: Run) -> None:
