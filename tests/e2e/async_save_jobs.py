@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -60,3 +61,12 @@ def hold_second_write(while_there: Path) -> None:
         return write()
 
     _instead_of(1, held)
+
+
+def refuse_second_write() -> None:
+    """In this process, there is no room for the second copy."""
+
+    def full(copy: PrivateCopy, write: Callable[[], Any]) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    _instead_of(1, full)

@@ -82,3 +82,22 @@ def test_sigkill_of_a_real_run_in_the_middle_of_a_background_save_and_the_same_c
     assert marker(run_dir / "checkpoints", 3)["digest"] == marker(base.checkpoints, 3)["digest"]
     assert [entry["step"] for entry in lines(metrics)] == [0, 1, 2, 3]
     assert place.run("audit", run_dir).code == 0
+
+
+def fill_the_disk(worker: Any) -> None:
+    """A `train.setup_hook`: rank 1 cannot write its second copy."""
+    from tests.e2e.async_save_jobs import refuse_second_write
+
+    if worker._spec.worker.rank == 1:
+        refuse_second_write()
+
+
+@pytest.mark.prove
+def test_a_rank_that_cannot_write_ends_the_run_by_name_and_the_checkpoint_before_stands(place: Place) -> None:
+    full = merged(BASE, {"checkpoint": {"async_save": True}, "train": {"setup_hook": f"{__name__}:fill_the_disk"}})
+    ended = place.train("full", full, code=5)
+    assert "actor/1 failed to write to disk" in ended.output
+    assert "could not write save-1-1: OSError: [Errno 28] No space left on device" in ended.output
+    left = checkpoints.inspect(place.path / "full" / "checkpoints")
+    assert (left.tracker, left.ours, [one.iteration for one in left.incomplete]) == ("0\n", (0,), [1])
+    assert place.run("audit", place.path / "full").code == 0
