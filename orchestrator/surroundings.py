@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from orchestrator import context
 from orchestrator.config import Config
 from orchestrator.data_path import DataPathError, parse
+from orchestrator.imports import is_import_path, missing
 from orchestrator.options import Problem
 
 
@@ -84,6 +86,9 @@ def thrown_away(config: Config) -> Iterator[Problem]:
 
 
 def _missing(config: Config) -> Iterator[Problem]:
+    for key, name in _code(config):
+        if lacking := missing(name, [str(Path.cwd()), *sys.path]):
+            yield Problem(key, lacking)
     for key, path in _data_paths(config):
         if not path.exists():
             yield Problem(key, f"{path} does not exist{_near(str(path))}")
@@ -92,6 +97,21 @@ def _missing(config: Config) -> Iterator[Problem]:
         yield Problem("model.hf_checkpoint", f"{model.hf_checkpoint} holds no config.json{_near(model.hf_checkpoint)}")
     if model.tokenizer is not None and not Path(model.tokenizer).is_dir():
         yield Problem("model.tokenizer", f"{model.tokenizer} is not a directory{_near(model.tokenizer)}")
+
+
+def _code(config: Config) -> Iterator[tuple[str, str]]:
+    """Functions of the user's."""
+    evaluation = config.eval
+    named = {
+        "reward.name": config.reward.name,
+        "rollout.filter": config.rollout.filter,
+        "rollout.generate": config.rollout.generate,
+        "data.generator": config.data.generator,
+        "eval.reward.name": evaluation.reward.name if evaluation.reward is not None else None,
+        "eval.data.generator": evaluation.data.generator if evaluation.data is not None else None,
+        "train.setup_hook": config.train.setup_hook,
+    }
+    yield from ((key, name) for key, name in named.items() if name is not None and is_import_path(name))
 
 
 def _data_paths(config: Config) -> Iterator[tuple[str, Path]]:
