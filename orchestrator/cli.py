@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator import checks, prompt_checks, resuming, slot_plan, surroundings
+from orchestrator import checks, prompt_checks, resuming, run_lock, slot_plan, surroundings
 from orchestrator.commands.command_line import parser, print_json
 from orchestrator.config import Config
 from orchestrator.exit_codes import ExitCode, exit_code
@@ -90,19 +90,28 @@ def _train(arguments: list[str]) -> int:
         raise ConfigError([Problem("CONFIG.yaml", "comes first: slotwise train CONFIG.yaml [--section.key value ...]")])
     resolved = resolve(Path(arguments[0]), arguments[1:])
     config = _checked(resolved)
+    if dry_run:
+        plan, auxiliary = _planned(config)
+        _print_dry_run(config, plan, auxiliary, as_json)
+        return ExitCode.DONE
+    raise_on_sigterm()
+    with run_lock.alone(config):
+        plan, auxiliary = _planned(config)
+        _print_start(config, plan, auxiliary)
+        _refuse(resolved, prompt_checks.problems(config))
+        from orchestrator.run import train
+
+        train(config, plan)
+    return ExitCode.DONE
+
+
+def _planned(config: Config) -> tuple[ResumePlan, Sequence[SlotLoad]]:
+    """What each slot starts from; warns of what is doubtful about it."""
     plan = resuming.plan(config)
     auxiliary = slot_plan.auxiliary(config, plan)
     for warning in plan.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    if dry_run:
-        _print_dry_run(config, plan, auxiliary, as_json)
-        return ExitCode.DONE
-    raise_on_sigterm()
-    _refuse(resolved, prompt_checks.problems(config))
-    from orchestrator.run import train
-
-    train(config, plan)
-    return ExitCode.DONE
+    return plan, auxiliary
 
 
 def _checked(resolved: Resolved) -> Config:
@@ -122,10 +131,16 @@ def _print_dry_run(config: Config, plan: ResumePlan, auxiliary: Sequence[SlotLoa
         print_json({"config": config.model_dump(mode="json"), "resume": plan.to_json(), "loads": loads})
         return
     print(to_yaml(config))
+    _print_start(config, plan, auxiliary)
+
+
+def _print_start(config: Config, plan: ResumePlan, auxiliary: Sequence[SlotLoad]) -> None:
     print(f"# starts at rollout {plan.start_rollout_id} of {config.loop.num_rollout}: {plan.reason}")
     print(f"# actor: {plan.load}")
     for one in auxiliary:
         print(f"# {one}: {one.load}")
+    if plan.start_rollout_id >= config.loop.num_rollout > 0:
+        print("# every rollout is done already; a larger loop.num_rollout goes on from here", flush=True)
 
 
 def _load_json(load: LoadSpec) -> dict[str, Any]:

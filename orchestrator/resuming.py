@@ -35,19 +35,27 @@ def load_root(config: Config) -> Path | None:
 
 
 def plan(config: Config) -> ResumePlan:
-    """What the actor starts from, and why. Raises `ResumeError`."""
-    root, checkpoint = load_root(config), config.checkpoint
+    """What the actor starts from, and why. Raises `ResumeError`.
+
+    `checkpoint.load`, where it is another directory than the run saves to, is where the run begins: once it has saved,
+    the same command continues from that, as a run and not as weights. Whoever names a `checkpoint.ckpt_step` means it.
+    """
+    root, saved, checkpoint = load_root(config), save_root(config), config.checkpoint
+    begun = (
+        saved is not None and saved != root and checkpoint.ckpt_step is None and bool(checkpoints.inspect(saved).ours)
+    )
     request = ResumeRequest(
-        load=str(root) if root is not None else None,
+        load=str(saved) if begun else str(root) if root is not None else None,
         base=_base(config),
         ckpt_step=checkpoint.ckpt_step,
         mode=config.model.megatron_to_hf_mode,
         resume=checkpoint.resume,
-        weights_only=checkpoint.weights_only,
+        weights_only=checkpoint.weights_only and not begun,
         start_rollout_id=config.loop.start_rollout_id,
     )
-    inventory = checkpoints.inspect(root) if root is not None else None
-    return _of_the_same(config, plan_resume(request, inventory), inventory)
+    inventory = checkpoints.inspect(request.load) if request.load is not None else None
+    made = _of_the_same(config, plan_resume(request, inventory), inventory)
+    return replace(made, reason=f"{made.reason}; checkpoint.load is where this run began") if begun else made
 
 
 def plan_ref(config: Config) -> LoadSpec | None:

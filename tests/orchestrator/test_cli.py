@@ -213,6 +213,26 @@ def test_an_explicit_start_wins_where_there_is_no_checkpoint(config: str, capsys
     assert json.loads(capsys.readouterr().out)["resume"]["start_rollout_id"] == 7
 
 
+def test_a_run_that_began_elsewhere_continues_from_what_it_saved(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint(tmp_path / "theirs", 9)
+    began = ("--checkpoint.load", "theirs", "--checkpoint.save", "ours", "--checkpoint.weights_only")
+    for saved, flags, expected in [
+        (None, (), ("theirs", 9, 0, False)),
+        (3, (), ("ours", 3, 4, True)),
+        (3, ("--checkpoint.ckpt_step", "9"), ("theirs", 9, 0, False)),
+    ]:
+        if saved is not None:
+            checkpoint(tmp_path / "ours", saved)
+        assert main(["train", config, *began, *flags, "--dry-run", "--json"]) == ExitCode.DONE
+        plan = json.loads(capsys.readouterr().out)["resume"]
+        found = (Path(plan["path"]).name, plan["iteration"], plan["start_rollout_id"], plan["load_optimizer"])
+        assert found == expected
+    assert main(["train", config, *began, "--dry-run"]) == ExitCode.DONE
+    assert "checkpoint.load is where this run began" in capsys.readouterr().out
+
+
 def test_the_steps_of_actor_and_reference_do_not_mix(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
