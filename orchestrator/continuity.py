@@ -1,8 +1,9 @@
 """Is what a resumed gang holds what was saved? Asked once, before the first publish of a process that resumes.
 
-A jump is an error where `checkpoint.resume` is `must` (exit 3), and a warning that is hard to miss elsewhere, or where
-`checkpoint.allow_mismatch` names `continuity`: whoever changes the reference on purpose says so. A slot that is loaded
-from beside the actor in the checkpoint has the bytes that were saved, or it is an error under `auto` too.
+Weights that are loaded from the checkpoint, the actor's and those of slots beside it, have the bytes that were saved,
+or the run ends (exit 3). What they and the optimizer compute is compared as well: a jump there is an error where
+`checkpoint.resume` is `must`, and a warning that is hard to miss elsewhere. `checkpoint.allow_mismatch` with
+`continuity` makes a warning of all of it: whoever changes the weights or the reference on purpose says so.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ class ContinuityBroken(ResumeError):
 class Expected:
     """What a resumed gang must be found to hold.
 
-    `digest` is of the actor's bytes and `kept` by `slot@version` of those of slots beside it, as far as they were
-    loaded from there; None and empty where their dtype changed.
+    `probe` is None where it was lost. `digest` is of the actor's bytes and `kept` by `slot@version` of those of slots
+    beside it, as far as they were loaded from there; None and empty where their dtype changed.
     """
 
     directory: Path
-    probe: Probe
+    probe: Probe | None
     digest: str | None
     kept: Mapping[str, str]
     with_optimizer: bool
@@ -44,20 +45,23 @@ class Expected:
 
 
 def expected(config: Config, plan: ResumePlan) -> Expected | None:
-    """From the checkpoint that `plan` continues from; None where it does not say, or where nothing is resumed."""
+    """From the checkpoint that `plan` continues from; None where nothing of ours is resumed."""
     if plan.source != "native" or plan.path is None or plan.iteration is None:
         return None
     directory = checkpoints.iteration_dir(plan.path, plan.iteration)
-    stored = checkpoints.read_probe(directory)
-    if stored is None:
+    if not (directory / checkpoints.MARKER).exists():
         return None
-    probe, marker = Probe.from_json(stored), checkpoints.read_marker(directory)
-    same_dtype, checkpoint = probe.dtype == config.model.dtype, config.checkpoint
+    stored, marker, checkpoint = (
+        checkpoints.read_probe(directory),
+        checkpoints.read_marker(directory),
+        config.checkpoint,
+    )
+    same_dtype = marker.get("dtype") == config.model.dtype
     slots = marker.get("slots", []) if same_dtype and plan.load_optimizer else []
     allowed = "continuity" in checkpoint.allow_mismatch
     return Expected(
         directory,
-        probe,
+        None if stored is None else Probe.from_json(stored),
         marker.get("digest") if same_dtype else None,
         {f"{one['slot']}@{one['version']}": one["digest"] for one in slots},
         plan.load_optimizer,
@@ -71,10 +75,8 @@ def confirm(expected: Expected, held: Quorum, take: Callable[[], Probe]) -> tupl
 
     Returns what jumped, having warned of it; raises `ContinuityBroken` where that ends the run.
     """
-    kept = list(_kept(expected, held))
-    found = [*kept, *breaks(expected.probe, take(), with_optimizer=expected.with_optimizer)]
-    if expected.digest is not None and expected.digest != held.digest:
-        found.insert(0, f"the actor's digest is {held.digest}, saved was {expected.digest}")
+    weights = list(_other_bytes(expected, held))
+    found = [*weights, *_jumps(expected, take)]
     if not found:
         return ()
     words = (
@@ -83,16 +85,25 @@ def confirm(expected: Expected, held: Quorum, take: Callable[[], Probe]) -> tupl
         + "\nEither something else was loaded (name the right one with checkpoint.ckpt_step), or the model, its "
         "reference or the code was changed on purpose: then accept it with checkpoint.allow_mismatch [continuity]"
     )
-    if expected.fatal or (kept and not expected.allowed):
+    if expected.fatal or (weights and not expected.allowed):
         raise ContinuityBroken(words)
     logger.warning("WARNING: THE RUN DOES NOT CONTINUE WHERE IT STOPPED: %s", words)
     return tuple(found)
 
 
-def _kept(expected: Expected, held: Quorum) -> Iterator[str]:
-    """Slots beside the actor whose bytes are not those that were loaded from the checkpoint."""
+def _other_bytes(expected: Expected, held: Quorum) -> Iterator[str]:
+    """Slots whose bytes are not those that were loaded from the checkpoint."""
+    if expected.digest is not None and expected.digest != held.digest:
+        yield f"the actor's digest is {held.digest}, saved was {expected.digest}"
     for one in held.kept:
         name = f"{one.slot}@{one.version}"
         saved = expected.kept.get(name)
         if saved is not None and saved != one.digest:
             yield f"the digest of {name} is {one.digest}, saved was {saved}: its bytes are not those of the checkpoint"
+
+
+def _jumps(expected: Expected, take: Callable[[], Probe]) -> Iterator[str]:
+    if expected.probe is None:
+        yield f"{checkpoints.PROBE} is missing, so that reference and optimizer cannot be compared with what they were"
+    else:
+        yield from breaks(expected.probe, take(), with_optimizer=expected.with_optimizer)

@@ -102,6 +102,7 @@ class Saving:
     def _full_marker(self, quorum: Quorum, rollout_id: int) -> dict[str, Any]:
         train = self._config.train
         return self._marker(quorum, rollout_id) | {
+            "dtype": self._config.model.dtype,
             "slots": _kept(quorum),
             "fingerprint": self._fingerprints,
             "layout": {

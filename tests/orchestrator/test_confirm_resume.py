@@ -34,7 +34,7 @@ def saved(root: Path, probe: Probe | None = PROBE) -> Path:
     if probe is not None:
         checkpoints.write_probe(directory, probe.to_json())
     slots = [{"slot": name.split("@")[0], "version": 4, "digest": digest} for name, digest in KEPT.items()]
-    checkpoints.commit(root, 4, {"digest": "abcd", "slots": slots}, None)
+    checkpoints.commit(root, 4, {"digest": "abcd", "dtype": "float32", "slots": slots}, None)
     return directory
 
 
@@ -64,14 +64,27 @@ def test_where_it_must_be_right_a_jump_ends_the_run_with_three(tmp_path: Path) -
     assert exit_code(ended.value) == ExitCode.RESUME
 
 
-@pytest.mark.parametrize("checkpoint", [{"resume": "auto"}, {"resume": "must", "allow_mismatch": ("continuity",)}])
-def test_elsewhere_it_is_a_warning_that_is_hard_to_miss(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, checkpoint: dict[str, Any]
-) -> None:
+def test_elsewhere_it_is_a_warning_that_is_hard_to_miss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     saved(tmp_path)
-    asked = expectation(tmp_path, **checkpoint)
+    asked = expectation(tmp_path, resume="auto")
     assert asked is not None
-    assert len(confirm(asked, held("ef01"), lambda: PROBE)) == 1
+    assert len(confirm(asked, held(), lambda: replace(PROBE, optimizer_steps=0))) == 1
+    assert "DOES NOT CONTINUE WHERE IT STOPPED" in caplog.text
+
+
+@pytest.mark.parametrize("resume", ["auto", "must"])
+@pytest.mark.parametrize("probe", [PROBE, None])
+def test_an_actor_that_is_not_what_was_saved_ends_the_run_unless_that_is_meant(
+    tmp_path: Path, resume: str, probe: Probe | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(tmp_path, probe)
+    asked = expectation(tmp_path, resume=resume)
+    assert asked is not None
+    with pytest.raises(ContinuityBroken, match="the actor's digest is ef01, saved was abcd"):
+        confirm(asked, held("ef01"), lambda: PROBE)
+    meant = expectation(tmp_path, resume=resume, allow_mismatch=("continuity",))
+    assert meant is not None
+    assert confirm(meant, held("ef01"), lambda: PROBE)
     assert "DOES NOT CONTINUE WHERE IT STOPPED" in caplog.text
 
 
@@ -110,7 +123,16 @@ def test_bytes_of_another_dtype_and_an_optimizer_that_was_not_asked_for_are_not_
     )
 
 
-def test_a_checkpoint_without_a_probe_and_a_fresh_start_ask_for_nothing(tmp_path: Path) -> None:
-    saved(tmp_path / "old", probe=None)
-    assert expectation(tmp_path / "old") is None
+def test_a_probe_that_was_lost_is_missed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saved(tmp_path, probe=None)
+    asked, must = expectation(tmp_path), expectation(tmp_path, resume="must")
+    assert asked is not None
+    assert must is not None
+    assert len(confirm(asked, held(), lambda: PROBE)) == 1
+    assert "probe.json is missing" in caplog.text
+    with pytest.raises(ContinuityBroken, match=r"probe\.json is missing"):
+        confirm(must, held(), lambda: PROBE)
+
+
+def test_a_fresh_start_asks_for_nothing(tmp_path: Path) -> None:
     assert expectation(tmp_path / "absent") is None
