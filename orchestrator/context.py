@@ -15,12 +15,21 @@ USUAL_PROMPT = 1024
 
 def context_len(model: ModelConfig) -> int | None:
     """Positions that the model was made for; None when its config, which may be on another machine, does not say."""
+    return _number(model, "max_position_embeddings")
+
+
+def vocab_size(model: ModelConfig) -> int | None:
+    """Tokens that the model knows; None when its config, which may be on another machine, does not say."""
+    return _number(model, "vocab_size")
+
+
+def _number(model: ModelConfig, key: str) -> int | None:
     fields = model.config
     if fields is None and model.hf_checkpoint is not None:
         file = Path(model.hf_checkpoint) / "config.json"
         fields = json.loads(file.read_bytes()) if file.is_file() else None
-    positions = (fields or {}).get("max_position_embeddings")
-    return positions if isinstance(positions, int) else None
+    value = (fields or {}).get(key)
+    return value if isinstance(value, int) else None
 
 
 def prompt_limit(model: ModelConfig, data: DataConfig, sampling: SamplingConfig) -> int:

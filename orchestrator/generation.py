@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class WrongTrajectory(SlotwiseError):
-    """A generate function returned tokens that no engine wrote as such, or more than there is room for."""
+    """A generate function returned tokens that no engine wrote as such, that the model does not know, or more than
+    there is room for."""
 
 
 class Ask:
@@ -82,10 +83,13 @@ def resolve_generate(path: str | None) -> Generate:
     return one_response if path is None else import_function(path)
 
 
-def check_trajectory(trajectory: Trajectory, results: Sequence[GenerateResult], max_len: int, sample: str) -> None:
+def check_trajectory(
+    trajectory: Trajectory, results: Sequence[GenerateResult], max_len: int, vocab_size: int | None, sample: str
+) -> None:
     """Raise `WrongTrajectory` unless what is trained on is, token by token, what engines wrote.
 
-    Whole completions may be left out; one that is there has all its tokens, and its log-probs.
+    Whole completions may be left out; one that is there has all its tokens, and its log-probs. Tokens that are not
+    trained on are the model's to read: they too are below `vocab_size`, as far as that is known.
     """
     ids, logprobs, mask = trajectory.response_ids, trajectory.logprobs, trajectory.loss_mask
     if not len(ids) == len(logprobs) == len(mask):
@@ -94,6 +98,10 @@ def check_trajectory(trajectory: Trajectory, results: Sequence[GenerateResult], 
         )
     if len(ids) > max_len:
         raise WrongTrajectory(f"sample {sample}: {len(ids)} tokens, but max_response_len is {max_len}")
+    for place, one in enumerate(ids):
+        if one < 0 or (vocab_size is not None and one >= vocab_size):
+            known = "ids are not negative" if vocab_size is None else f"vocab_size is {vocab_size}"
+            raise WrongTrajectory(f"sample {sample}: token {place} has id {one}, but the model's {known}")
     if wrong := set(mask) - {0, 1}:
         raise WrongTrajectory(f"sample {sample}: the loss mask has {sorted(wrong)}; only 0 and 1 are entries")
     written = [(one, logprob) for one, logprob, trained in zip(ids, logprobs, mask, strict=True) if trained]

@@ -32,14 +32,17 @@ logger = logging.getLogger(__name__)
 class Task:
     """What is done with each prompt. `purpose` sets the seeds of one use of a prompt apart from those of another.
 
-    A group that is not generated within `timeout_s`, or has responses that were cut off by an abort, is asked for
-    again up to `retries` times.
+    `generate_name` is what the user calls `generate`; `vocab_size` of the model is None where it is not known. A group
+    that is not generated within `timeout_s`, or has responses that were cut off by an abort, is asked for again up to
+    `retries` times.
     """
 
     purpose: str
     n_samples_per_prompt: int
     sampling: SamplingConfig
     generate: Generate
+    generate_name: str
+    vocab_size: int | None
     reward: RewardFunction | None
     reward_timeout_s: float
     timeout_s: float | None
@@ -126,14 +129,21 @@ class GroupWork:
     async def _sample(self, number: int, prompt: Prompt, index: int, request: GenerateRequest) -> _Made:
         ask = Ask(request, self._task.sampling, lambda one, sampling: self._lanes.ask(number, one, sampling))
         try:
-            trajectory = await self._task.generate(prompt, ask, self._task.sampling, self._tokenizer)
-        except SlotwiseError:
+            trajectory = await self._trajectory(prompt, ask)
+        except (SlotwiseError, asyncio.CancelledError):
             raise
-        except Exception:
+        except BaseException:  # an exit would end the event loop, and nobody would be told
             error = traceback.format_exc()
             return _Made(to_sample(prompt, index, request, Trajectory((), (), (), "abort"), ask.versions), error)
-        check_trajectory(trajectory, ask.results, self._task.sampling.max_response_len, request.request_id)
         return _Made(to_sample(prompt, index, request, trajectory, ask.versions))
+
+    async def _trajectory(self, prompt: Prompt, ask: Ask) -> Trajectory:
+        task = self._task
+        made: object = await task.generate(prompt, ask, task.sampling, self._tokenizer)
+        if not isinstance(made, Trajectory):
+            raise TypeError(f"{task.generate_name} returned {made!r:.200}, which is no Trajectory")
+        check_trajectory(made, ask.results, task.sampling.max_response_len, task.vocab_size, ask.request_id)
+        return made
 
     async def _judge(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Judged]:
         """Aborted samples are not judged: a part of a response has no reward."""

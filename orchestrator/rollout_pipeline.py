@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import Config, RewardConfig
-from orchestrator.context import limited
+from orchestrator.context import limited, vocab_size
 from orchestrator.data import DataSource
 from orchestrator.engine_lanes import CallLimits, Engines, Lanes
 from orchestrator.filters.registry import resolve_filter
@@ -44,6 +45,10 @@ class RolloutTimeout(SlotwiseError):
 
 class GenerateFailed(SlotwiseError):
     """The generate function failed for every sample of a rollout; the message has the first error."""
+
+
+class FilterFailed(SlotwiseError):
+    """The filter raised: there is no telling which groups to train on."""
 
 
 class RolloutPipeline:
@@ -127,9 +132,17 @@ class RolloutPipeline:
 
     def _more(self, refill: Refill, done: Sequence[Group]) -> list[Prompt]:
         for group in done:
-            kept = self._filter is None or group.timed_out or self._filter(group.prompt, group.samples)
-            refill.count(group, kept=kept)
+            refill.count(group, kept=group.timed_out or self._keeps(group))
         return self.source.next(n) if (n := refill.wanted()) else []
+
+    def _keeps(self, group: Group) -> bool:
+        try:
+            return self._filter is None or self._filter(group.prompt, group.samples)
+        except BaseException as error:  # an exit would end the event loop, and nobody would be told
+            raised = traceback.format_exc().strip().splitlines()[-1]
+            raise FilterFailed(
+                f"rollout.filter {self._config.rollout.filter} raised on group {group.prompt.group_id}: {raised}"
+            ) from error
 
     async def _do(
         self, task: Task, weights: WeightId, more: Callable[[Sequence[Group]], Sequence[Prompt]]
@@ -196,6 +209,8 @@ class RolloutPipeline:
             n_samples_per_prompt=n,
             sampling=sampling,
             generate=resolve_generate(rollout.generate),
+            generate_name=f"rollout.generate {rollout.generate}",
+            vocab_size=vocab_size(self._config.model),
             reward=None if reward.name is None else resolve_reward(reward.name),
             reward_timeout_s=reward.timeout_s,
             timeout_s=rollout.group_timeout_s,

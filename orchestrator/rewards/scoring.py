@@ -68,7 +68,9 @@ async def _judge_one(reward: RewardFunction, item: Item, timeout_s: float) -> Ju
         if limit.expired():
             return Judged(None, timed_out=True)
         return Judged(None, error=traceback.format_exc())
-    except Exception:
+    except asyncio.CancelledError:
+        raise
+    except BaseException:  # an exit would end the event loop, and nobody would be told
         return Judged(None, error=traceback.format_exc())
 
 

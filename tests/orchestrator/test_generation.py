@@ -109,19 +109,21 @@ RESULTS = (completion(3, 1), completion(4, 1))
         (replace(GOOD, loss_mask=(1, 1, 1, 1, 1)), "token 2 of those to be trained on"),
         (replace(GOOD, loss_mask=(1, 0, 0, 1, 1)), "token 0 of those to be trained on"),
         (replace(GOOD, loss_mask=(1, 1, 0, 2, 1)), "only 0 and 1"),
+        (replace(GOOD, response_ids=(3, 1, 100, 4, 1)), "token 2 has id 100, but the model's vocab_size is 100"),
+        (replace(GOOD, response_ids=(3, 1, -1, 4, 1)), "token 2 has id -1"),
         (replace(GOOD, logprobs=(-3.0,)), "5 tokens, 1 log-probs, 5 mask entries"),
         (replace(GOOD, response_ids=(8,) * 9, logprobs=(0.0,) * 9, loss_mask=(0,) * 9), "max_response_len is 8"),
     ],
 )
 def test_tokens_that_no_engine_wrote_as_such_are_refused(wrong: Trajectory, says: str) -> None:
-    check_trajectory(GOOD, RESULTS, 8, "0/0")
+    check_trajectory(GOOD, RESULTS, 8, 100, "0/0")
     with pytest.raises(WrongTrajectory, match=f"sample 0/0.*{says}"):
-        check_trajectory(wrong, RESULTS, 8, "0/0")
+        check_trajectory(wrong, RESULTS, 8, 100, "0/0")
 
 
 def test_whole_completions_may_be_left_out() -> None:
-    check_trajectory(Trajectory((4, 1), (-4.0, -1.0), (1, 1), "stop"), RESULTS, 8, "0/0")
-    check_trajectory(Trajectory((), (), (), "stop"), RESULTS, 8, "0/0")
+    check_trajectory(Trajectory((4, 1), (-4.0, -1.0), (1, 1), "stop"), RESULTS, 8, 100, "0/0")
+    check_trajectory(Trajectory((), (), (), "stop"), RESULTS, 8, 100, "0/0")
 
 
 # --- token deltas

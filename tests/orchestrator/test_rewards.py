@@ -92,9 +92,13 @@ def test_a_function_that_exits_is_an_error_of_its_sample() -> None:
     def reward(*_: Any) -> float:
         raise SystemExit(3)
 
-    (judged,) = run(reward)
-    assert judged.error is not None
-    assert "SystemExit" in judged.error
+    async def patient(*_: Any) -> float:
+        raise SystemExit(3)
+
+    for function in (reward, patient):
+        (judged,) = run(function)
+        assert judged.error is not None
+        assert "SystemExit" in judged.error
 
 
 def test_hanging_plain_functions_time_out_and_do_not_hold_up_the_others() -> None:

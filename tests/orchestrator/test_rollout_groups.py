@@ -1,6 +1,7 @@
 """Groups of a rollout under load: who is asked when, and what becomes of groups that are refused, late or cut off."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,10 +9,18 @@ import pytest
 
 from orchestrator.dispatch import shards
 from orchestrator.engine_lanes import EngineFailed, EngineLost
-from orchestrator.generation import Ask
+from orchestrator.generation import Ask, WrongTrajectory
 from orchestrator.rollout_buffer import Rollout
-from orchestrator.rollout_pipeline import GenerateFailed, RolloutTimeout
-from tests.orchestrator.test_rollout_pipeline import EOS, WEIGHTS, Shown, StandInEngines, pipeline, result
+from orchestrator.rollout_pipeline import FilterFailed, GenerateFailed, RolloutTimeout
+from tests.orchestrator.test_rollout_pipeline import (
+    EOS,
+    TOKENIZER_DIR,
+    WEIGHTS,
+    Shown,
+    StandInEngines,
+    pipeline,
+    result,
+)
 from workers.batch import Prompt, Sample, Trajectory
 from workers.config import SamplingConfig
 from workers.rollout.protocol import EngineRefused, GenerateRequest, GenerateResult
@@ -222,6 +231,23 @@ def test_a_response_cut_off_too_often_comes_back_whole_and_is_not_trained_on() -
     assert rollout.stats["reward/none_ratio"] == pytest.approx(1 / 12)
 
 
+def exiting_filter(prompt: Prompt, samples: Sequence[Sample]) -> bool:
+    sys.exit("no such column")
+
+
+def broken_filter(prompt: Prompt, samples: Sequence[Sample]) -> bool:
+    raise KeyError("difficulty")
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [("broken_filter", "KeyError: 'difficulty'"), ("exiting_filter", "SystemExit: no such column")],
+)
+def test_a_filter_that_raises_is_named(function: str, says: str) -> None:
+    with pytest.raises(FilterFailed, match=f"^rollout.filter {HERE}:{function} raised on group 0: {says}$"):
+        make(StandInEngines(["a"]), filter=f"{HERE}:{function}")
+
+
 # --- generate functions
 
 
@@ -232,15 +258,53 @@ async def fails_once(prompt: Prompt, ask: Ask, sampling: SamplingConfig, tokeniz
     return Trajectory(answer.response_ids, answer.logprobs, (1,) * len(answer.response_ids), answer.finish_reason)
 
 
+async def exits_once(prompt: Prompt, ask: Ask, sampling: SamplingConfig, tokenizer: Any) -> Trajectory:
+    if ask.request_id == "2/1":
+        sys.exit("no tool")
+    return await fails_once(prompt, ask, sampling, tokenizer)
+
+
+async def returns_nothing_once(prompt: Prompt, ask: Ask, sampling: SamplingConfig, tokenizer: Any) -> Any:
+    return None if ask.request_id == "2/1" else await fails_once(prompt, ask, sampling, tokenizer)
+
+
+async def returns_words_once(prompt: Prompt, ask: Ask, sampling: SamplingConfig, tokenizer: Any) -> Trajectory:
+    made = await exits_once(prompt, ask, sampling, tokenizer) if ask.request_id != "2/1" else None
+    return made or Trajectory(("seven",), (0.0,), (0,), "stop")  # type: ignore[arg-type]
+
+
+async def says_what_no_model_knows(prompt: Prompt, ask: Ask, sampling: SamplingConfig, tokenizer: Any) -> Trajectory:
+    return Trajectory((16,), (0.0,), (0,), "stop")
+
+
 async def always_fails(prompt: Prompt, ask: Ask, sampling: SamplingConfig, tokenizer: Any) -> Trajectory:
     raise ValueError("the tool is broken")
 
 
-def test_a_generate_function_that_fails_on_a_sample_costs_that_sample() -> None:
-    rollout = make(StandInEngines(["a"]), generate=f"{HERE}:fails_once")
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("fails_once", "ValueError: the tool is broken"),
+        ("exits_once", "SystemExit: no tool"),
+        ("returns_nothing_once", f"rollout.generate {HERE}:returns_nothing_once returned None, which is no Trajectory"),
+        ("returns_words_once", "TypeError: "),
+    ],
+)
+def test_a_generate_function_that_fails_on_a_sample_costs_that_sample(function: str, says: str) -> None:
+    rollout = make(StandInEngines(["a"]), generate=f"{HERE}:{function}")
     assert [(s.group_id, s.index) for s in rollout.samples if s.reward is None] == [(2, 1)]
     assert rollout.stats["rollout/generate_errors"] == 1
-    assert rollout.stats["rollout/first_error"] == "ValueError: the tool is broken"
+    assert says in rollout.stats["rollout/first_error"]
+
+
+def test_tokens_outside_the_vocabulary_of_the_model_never_reach_it() -> None:
+    made = pipeline(
+        StandInEngines(["a"]),
+        model={"tokenizer": TOKENIZER_DIR, "config": {"vocab_size": 16}},
+        rollout=BATCH | {"generate": f"{HERE}:says_what_no_model_knows"},
+    )
+    with pytest.raises(WrongTrajectory, match="token 0 has id 16, but the model's vocab_size is 16"):
+        asyncio.run(asyncio.wait_for(made.generate(3, WEIGHTS), 20))
 
 
 def test_a_generate_function_that_always_fails_ends_the_rollout_with_the_error() -> None:
