@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -48,6 +49,8 @@ ACTOR_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
 _LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 LOCAL_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE, "NCCL_SOCKET_IFNAME": _LOOPBACK_INTERFACE}
 """In a cluster of our own, beside it: process groups listen on loopback alone."""
+
+logger = logging.getLogger(__name__)
 
 
 def train(config: Config, plan: ResumePlan) -> None:
@@ -162,7 +165,10 @@ def _start_inspector(
         name=f"{config.run.name}/{NAME}", namespace=config.run.name, scheduling_strategy=here
     ).remote(config.run.name, str(run_dir.path), gang.handles, manager and manager.handle)
     listen = (config.cluster.inspector_host, config.cluster.inspector_port)
-    wait_for(inspector.start.remote(*listen), "the inspector", "start", 60.0)
+    try:
+        wait_for(inspector.start.remote(*listen), "the inspector", "start", 60.0)
+    except SlotwiseError as error:
+        logger.warning("the run goes on without its page: %s", error)
 
     def end() -> None:
         (run_dir.path / FILE).unlink(missing_ok=True)

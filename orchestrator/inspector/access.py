@@ -35,7 +35,7 @@ class Access:
         """Lets the token's holder read. `?token=` is answered by a cookie and the same address without it."""
         cookie = f"{COOKIE}_{request.url.port}"
         if self._is(request.query.get("token")):
-            answer: web.StreamResponse = web.Response(status=303, headers={"Location": request.path})
+            answer: web.StreamResponse = web.Response(status=303, headers={"Location": _here(request)})
             answer.set_cookie(cookie, self.token, httponly=True, samesite="Strict", path="/")
         elif self._is(_bearer(request)) or self._is(request.cookies.get(cookie)):
             try:
@@ -48,7 +48,9 @@ class Access:
         return answer
 
     def _is(self, offered: str | None) -> bool:
-        return offered is not None and secrets.compare_digest(offered.encode(), self.token.encode())
+        return offered is not None and secrets.compare_digest(
+            offered.encode(errors="surrogatepass"), self.token.encode()
+        )
 
 
 def announce(run_dir: Path, address: Mapping[str, str]) -> None:
@@ -63,6 +65,11 @@ def announce(run_dir: Path, address: Mapping[str, str]) -> None:
 def _bearer(request: web.Request) -> str | None:
     kind, _, token = request.headers.get("Authorization", "").partition(" ")
     return token if kind == "Bearer" else None
+
+
+def _here(request: web.Request) -> str:
+    """The path alone, on this host: what begins with two slashes would be another."""
+    return "/" + request.rel_url.raw_path.lstrip("/\\")
 
 
 def _told(status: int, text: str) -> web.Response:

@@ -74,6 +74,18 @@ class TestAccess:
         assert page.get("/api/slots", token=None, Cookie=cookie.split(";")[0])[0] == 200
         assert page.get("/api/slots", token=None, Cookie=cookie.split("=")[0] + "=wrong")[0] == 401
 
+    def test_a_token_that_is_no_text_is_a_wrong_one(self, page: Served) -> None:
+        for odd in ("\xe9\xff", "\xed\xa0\x80"):
+            assert page.get("/", token=odd)[0] == 401
+            assert page.get("/", token=None, Cookie=f"slotwise_{page.address.rpartition(':')[2]}={odd}")[0] == 401
+        assert page.get("/?token=%E9%ED%A0%80", token=None)[0] == 401
+
+    @pytest.mark.parametrize("path", ["//elsewhere.example/", "///elsewhere.example/", "/%5C/elsewhere.example/"])
+    def test_it_sends_nobody_to_another_host(self, page: Served, path: str) -> None:
+        status, headers, _ = page.get(f"{path}?token={page.token}", token=None)
+        assert status == 303
+        assert re.match(r"/[^/\\]", headers["Location"])
+
     @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
     def test_it_is_only_for_looking(self, page: Served, method: str) -> None:
         assert page.get("/api/slots", method=method)[0] == 405

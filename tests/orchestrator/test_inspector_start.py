@@ -1,0 +1,31 @@
+"""A run starts its page, and does not depend on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from orchestrator import run
+from orchestrator.config import Config
+from orchestrator.waiting import WorkerFailed
+
+
+def test_a_page_that_does_not_start_costs_no_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def late(*_: Any) -> None:
+        raise WorkerFailed("start: no answer within 60 s from the inspector")
+
+    ray = MagicMock()
+    ray.get_runtime_context().get_node_id.return_value = "ab" * 28
+    monkeypatch.setattr(run, "ray", ray)
+    monkeypatch.setattr(run, "Inspector", MagicMock())
+    monkeypatch.setattr(run, "wait_for", late)
+    end = run._start_inspector(Config(), SimpleNamespace(path=tmp_path), MagicMock(), None)  # type: ignore[arg-type]
+    assert "goes on without its page: start: no answer within 60 s" in caplog.text
+    end()
+    ray.kill.assert_called_once()
