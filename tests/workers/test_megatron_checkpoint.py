@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import pickle
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
 from state.errors import ResumeError
 from state.resume import LoadSpec
@@ -17,6 +21,7 @@ from tests.workers.checkpoint_jobs import in_dtype
 from tests.workers.gang_processes import GangFailed, run_gang
 from tests.workers.train_jobs import Setting, farthest, no_distributed_optimizer, whole
 from workers.megatron.checkpoint import directory
+from workers.megatron.foreign_pickles import read_index
 
 JOBS = "tests.workers.checkpoint_jobs"
 DECAY = Setting(train=Setting().train.model_copy(update={"lr_decay_style": "linear", "lr_warmup_steps": 1}))
@@ -159,6 +164,54 @@ def test_damaged_checkpoints_are_refused_with_the_path_and_what_is_missing(from_
     for path, message in zip(paths, run_gang(f"{JOBS}:errors_of_loading", 1, (DECAY, paths))[0], strict=True):
         assert message.startswith(f"ResumeError: {path}")
         assert damages[path.name][1] in message
+
+
+class Payload:
+    """Unpickled without care, it makes a directory."""
+
+    def __init__(self, proof: Path) -> None:
+        self._proof = proof
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self._proof),)
+
+
+def test_a_checkpoint_of_somebody_else_runs_no_code(from_one: Saved, tmp_path: Path) -> None:
+    proof = tmp_path / "proof"
+    index = read_index(from_one[0])
+
+    def replaced(key: str) -> Path:
+        """A copy of the checkpoint with the payload as one of its objects."""
+        path = shutil.copytree(from_one[0], tmp_path / key.partition("/")[0])
+        data = io.BytesIO()
+        torch.save([Payload(proof)], data)
+        (path / "other").write_bytes(data.getvalue())
+        where = replace(
+            index.storage_data[MetadataIndex(key)], relative_path="other", offset=0, length=len(data.getvalue())
+        )
+        changed = replace(index, storage_data={**index.storage_data, MetadataIndex(key): where})
+        (path / ".metadata").write_bytes(pickle.dumps(changed))
+        return path
+
+    indexed, common = (shutil.copytree(from_one[0], tmp_path / name) for name in ("indexed", "common"))
+    (indexed / ".metadata").write_bytes(pickle.dumps(replace(index, planner_data={"x": Payload(proof)})))
+    objects = [key for key, one in index.state_dict_metadata.items() if isinstance(one, BytesStorageMetadata)]
+    random_state = next(key for key in objects if key.startswith("rng"))
+    weights = next(key for key in objects if "_extra_state" in key)
+    unsharded = [key for key in objects if key.startswith("common_state")]
+    if unsharded:
+        shutil.rmtree(common)
+        common = replaced(unsharded[0])
+    else:
+        torch.save({"x": Payload(proof)}, common / "common.pt")
+    paths = [indexed, common, replaced(random_state), replaced(weights)]
+    refused = run_gang(f"{JOBS}:errors_of_loading", 1, (DECAY, paths))[0]
+    for path, message in zip(paths, refused, strict=True):
+        assert message.startswith(f"ResumeError: {path}")
+        assert "posix.mkdir" in message
+    assert not proof.exists()
+    pickle.loads((indexed / ".metadata").read_bytes())
+    assert proof.exists(), "the payload does nothing, and would prove nothing"
 
 
 def test_missing_optimizer_state_and_other_models_are_refused(from_one: Saved, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedObject
-from torch.distributed.checkpoint import FileSystemReader, Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint import Metadata, TensorStorageMetadata
 from torch.nn import Module
 
 from state import checkpoints
@@ -22,6 +22,7 @@ from state.errors import ResumeError
 from state.gang import ActorPermit
 from state.resume import LoadSpec
 from workers.megatron import random_state
+from workers.megatron.foreign_pickles import INDEX, check_objects, read_index
 from workers.megatron.hf_layout import bare
 from workers.megatron.optimizer import TrainOptimizer
 from workers.megatron.torch_dist import WriteNow
@@ -161,11 +162,12 @@ def _or_resume_error(path: Path, read: Callable[[], Any]) -> Any:
 
 def _whole(path: Path) -> Metadata:
     """The index of a checkpoint all of whose files are there, as long as the index says."""
-    for name in ("metadata.json", ".metadata"):
+    for name in ("metadata.json", INDEX):
         _must_be_there(path, name)
-    metadata: Metadata = _or_resume_error(path / ".metadata", lambda: FileSystemReader(path).read_metadata())
+    metadata = read_index(path)
     # From megatron-core 0.17 on, what is not sharded is an object among the others.
-    if not any(key.startswith("common_state") for key in metadata.state_dict_metadata):
+    common = [key for key in metadata.state_dict_metadata if key.startswith("common_state")]
+    if not common:
         _must_be_there(path, "common.pt")
     needed: dict[str, int] = {}
     for part in (metadata.storage_data or {}).values():
@@ -177,6 +179,7 @@ def _whole(path: Path) -> Metadata:
             raise ResumeError(
                 f"{path} is not a whole checkpoint: {name} has {file.stat().st_size} bytes, its index says {size}"
             )
+    check_objects(path, metadata, common)
     return metadata
 
 
@@ -187,10 +190,11 @@ def _must_be_there(path: Path, name: str) -> Path:
 
 
 def _require(path: Path, metadata: Metadata, state: dict[str, Any]) -> None:
-    """Everything that `state` asks for is in the checkpoint, in the right global shape."""
-    missing, misfit = set(), set()
+    """Everything that `state` asks for is in the checkpoint, in the right global shape, and safe to read."""
+    missing, misfit, asked = set(), set(), set()
     for part in _sharded(state):
         key = part.unique_key if isinstance(part, ShardedObject) else part.key
+        asked.add(key)
         stored = metadata.state_dict_metadata.get(key)
         if stored is None:
             missing.add(key)
@@ -202,6 +206,7 @@ def _require(path: Path, metadata: Metadata, state: dict[str, Any]) -> None:
         raise ResumeError(f"{path} lacks {_some(missing)}")
     if misfit:
         raise ResumeError(f"{path} holds another model: {_some(misfit)}")
+    check_objects(path, metadata, asked)
 
 
 def _sharded(state: dict[str, Any]) -> Iterable[Any]:
