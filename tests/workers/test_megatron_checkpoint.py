@@ -147,12 +147,21 @@ def test_damaged_checkpoints_are_refused_with_the_path_and_what_is_missing(from_
     def truncate(file: Path) -> None:
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
+    def overwrite_a_tensor(path: Path) -> None:
+        index = read_index(path).storage_data
+        part = next(part for key, part in index.items() if key.fqn.endswith("embedding.word_embeddings.weight"))
+        with (path / part.relative_path).open("r+b") as file:
+            file.seek(part.offset)
+            file.write(b"x" * part.length)
+
     damages: dict[str, tuple[Callable[[Path], None], str]] = {
         "data": (lambda p: (p / "__1_0.distcp").unlink(), "__1_0.distcp is missing"),
         "cut-data": (lambda p: truncate(p / "__0_0.distcp"), "__0_0.distcp has"),
         "index": (lambda p: (p / ".metadata").unlink(), ".metadata is missing"),
         "cut-index": (lambda p: truncate(p / ".metadata"), ".metadata cannot be read"),
         "common": (lambda p: (p / "common.pt").unlink(), "common.pt is missing"),
+        "overwritten": (lambda p: (p / "__0_0.distcp").write_bytes(b"x" * 10**6), "is refused: "),
+        "overwritten-tensors": (overwrite_a_tensor, "cannot be read"),
         "cut-common": (lambda p: truncate(p / "common.pt"), "cannot be read"),
         "unfinished": (lambda p: (p / "metadata.json").unlink(), "metadata.json is missing"),
         "nothing": (shutil.rmtree, "metadata.json is missing"),

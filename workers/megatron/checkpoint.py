@@ -14,7 +14,7 @@ import torch
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedObject
-from torch.distributed.checkpoint import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint import CheckpointException, Metadata, TensorStorageMetadata
 from torch.nn import Module
 
 from state import checkpoints
@@ -156,7 +156,7 @@ def _or_resume_error(path: Path, read: Callable[[], Any]) -> Any:
     """Files may be damaged in ways that only their reader finds, each with an exception of its own."""
     try:
         return read()
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # torch's is none of Python's ordinary ones
         raise ResumeError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
