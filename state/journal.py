@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import threading
@@ -13,10 +15,13 @@ from typing import Any
 
 REMEMBERED = 512
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+WRITER_GONE_S = 30.0
+"""How long a new writer waits until the one before has ended: a process that was killed may take a moment."""
 
 
 class Journal:
-    """One writer per file. Entries are numbered by `seq` from 1, without gaps, over all processes that wrote the file.
+    """One writer per file: a process that opens it waits until another one that has it open has ended. Entries are
+    numbered by `seq` from 1, without gaps, over all processes that wrote the file.
 
     A line is one write of one complete line, so a reader sees whole entries and at most one torn tail; opening the
     file for writing cuts that tail and says so in an entry of kind `recovered`.
@@ -28,9 +33,10 @@ class Journal:
         self._lock = threading.Lock()
         self._listeners: list[Callable[[dict[str, Any]], None]] = []
         self._recent: deque[dict[str, Any]] = deque(maxlen=REMEMBERED)
-        whole, torn = _whole_lines(path)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        _own(self._fd, path)
+        whole, torn = _split(os.pread(self._fd, os.fstat(self._fd).st_size, 0))
         self._seq = _last_seq(whole)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         if torn:
             os.ftruncate(self._fd, len(whole))
             self.append("recovered", torn_bytes=torn)
@@ -70,6 +76,25 @@ class Journal:
             raise
 
 
+def _own(fd: int, path: Path) -> None:
+    """Lock the file for this process until it ends, or closes any descriptor of this file. File systems without locks
+    are believed."""
+    deadline = time.monotonic() + WRITER_GONE_S
+    while True:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                return
+            if time.monotonic() >= deadline:
+                os.close(fd)
+                raise BlockingIOError(
+                    f"{path} is still written by another process after {WRITER_GONE_S:g} s: is the same run going on?"
+                ) from error
+            time.sleep(0.05)
+
+
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     """The whole entries of a journal file; a torn tail is left out. A damaged line in the middle raises ValueError."""
     whole, _ = _whole_lines(path)
@@ -85,7 +110,10 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
 
 def _whole_lines(path: Path) -> tuple[bytes, int]:
     """The file up to and with its last newline, and how many bytes follow it."""
-    content = path.read_bytes() if path.exists() else b""
+    return _split(path.read_bytes() if path.exists() else b"")
+
+
+def _split(content: bytes) -> tuple[bytes, int]:
     end = content.rfind(b"\n") + 1
     return content[:end], len(content) - end
 

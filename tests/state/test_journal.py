@@ -62,6 +62,26 @@ def test_writers_that_were_killed_leave_whole_entries_and_the_next_goes_on(tmp_p
     assert [e["number"] for e in entries if e["kind"] == "a"].count(0) == 3
 
 
+def test_a_writer_that_was_killed_is_waited_for_and_a_living_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "j"
+    command = [sys.executable, "-m", "tests.state.journal_writer", str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"writing\n"
+        monkeypatch.setattr("state.journal.WRITER_GONE_S", 0.1)
+        with pytest.raises(BlockingIOError, match="still written by another process"):
+            Journal(path, "actor/0")
+        monkeypatch.undo()
+        threading.Timer(0.2, other.kill).start()
+        Journal(path, "actor/0").append("after")
+        assert other.wait() == -9
+    entries = list(read_journal(path))
+    assert [e["seq"] for e in entries] == list(range(1, len(entries) + 1))
+    assert entries[-1]["kind"] == "after"
+
+
 def test_damage_in_the_middle_is_not_read_over(tmp_path: Path) -> None:
     path = tmp_path / "j"
     path.write_bytes(b'{"seq":1}\nxx\n{"seq":3}\n')
