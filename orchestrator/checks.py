@@ -220,9 +220,12 @@ def _names(config: Config) -> Iterator[Problem]:
     generate = config.rollout.generate
     if generate is not None and not is_import_path(generate):
         yield Problem("rollout.generate", f"{generate!r} is not an import path; expected package.module:function")
-    hook = config.train.setup_hook
-    if hook is not None and not is_import_path(hook):
-        yield Problem("train.setup_hook", f"{hook!r} is not an import path; expected package.module:function")
+    for key, hook in (
+        ("train.setup_hook", config.train.setup_hook),
+        ("rollout.setup_hook", config.rollout.setup_hook),
+    ):
+        if hook is not None and not is_import_path(hook):
+            yield Problem(key, f"{hook!r} is not an import path; expected package.module:function")
 
 
 def _megatron(config: Config) -> Iterator[Problem]:

@@ -80,6 +80,9 @@ class ClusterConfig(Frozen):
     host memory meanwhile and come back verified; optimizer state stays where it is."""
     placement_timeout_s: float = Field(default=300.0, gt=0)
     """Limit of waiting for resources."""
+    max_gang_restarts: int = Field(default=3, ge=0)
+    """Failures of training ranks after which one process of the run builds the gang anew, and continues from its newest
+    checkpoint. 0: the first failure ends the run."""
     inspector_host: str = "127.0.0.1"
     """Address that the inspector's page listens on. Whoever opens it needs the token, wherever it listens."""
     inspector_port: int = Field(default=0, ge=0, le=65535)

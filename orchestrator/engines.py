@@ -67,6 +67,7 @@ def start_engine(config: Config, index: int, options: Mapping[str, Any], logs: P
         max_batch_size=rollout.max_batch_size,
         tokenizer=config.model.tokenizer or config.model.hf_checkpoint,
         weights=config.weights,
+        setup_hook=rollout.setup_hook,
         **more,
     )
     return RayEngine(engine_id, handle)

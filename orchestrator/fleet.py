@@ -25,6 +25,7 @@ from workers.weights.rendezvous import Rendezvous
 from workers.weights.send_plan import SendPlan
 
 logger = logging.getLogger(__name__)
+_IN_USE = (EnginePhase.UPDATING, EnginePhase.SERVING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +195,18 @@ class Fleet:
         affected = [
             engine_id
             for engine_id in engine_ids
-            if (status := self._roster.life(engine_id).status).publish_id == publish_id
-            and status.phase in (EnginePhase.UPDATING, EnginePhase.SERVING)
+            if (status := self._roster.life(engine_id).status).publish_id == publish_id and status.phase in _IN_USE
         ]
         await self._tear(dict.fromkeys(affected, reason))
         if self._update is not None and self._update.manifest.publish_id == publish_id and not self._roster.updating():
             self._update = None
+
+    async def withdraw(self, reason: str) -> None:
+        """No engine serves from here on, until the next publish; what they were generating or receiving is given up."""
+        self._updates += 1
+        affected = [e for e in self._roster.ready() if self._roster.life(e).status.phase in _IN_USE]
+        await self._tear(dict.fromkeys(affected, reason))
+        self._update = None
 
     def shutdown(self) -> None:
         """End every engine's process. Waits for nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -27,6 +28,7 @@ class Stop:
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self._asked = False
+        self._why = "SIGTERM"
         self._may_raise = False
 
     @contextmanager
@@ -41,10 +43,20 @@ class Stop:
             signal.signal(signal.SIGTERM, terminate)
             signal.signal(signal.SIGALRM, alarm)
 
+    @property
+    def asked(self) -> bool:
+        return self._asked
+
     def check(self) -> None:
         """Raise `StopAsked` if the run was asked to end."""
         if self._asked:
-            raise StopAsked("SIGTERM")
+            raise StopAsked(self._why)
+
+    def ask(self, why: str, within_s: float) -> None:
+        """What the first SIGTERM does, from another thread; for a reason of our own, and with at most `within_s`."""
+        if not self._asked:
+            self._why, self._deadline_s = why, min(self._deadline_s, within_s)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -62,12 +74,12 @@ class Stop:
         self._asked = True
         signal.setitimer(signal.ITIMER_REAL, self._deadline_s)
         if self._may_raise:
-            raise StopAsked("SIGTERM")
+            raise StopAsked(self._why)
 
     def _on_alarm(self, signum: int, frame: FrameType | None) -> None:
         raise Terminated(
-            f"SIGTERM; the step that was under way and its save did not end within checkpoint.stop_deadline_s = "
-            f"{self._deadline_s:g} s"
+            f"{self._why}; the step that was under way and its save did not end within {self._deadline_s:g} s "
+            "(checkpoint.stop_deadline_s)"
         )
 
 

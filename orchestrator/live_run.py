@@ -22,7 +22,10 @@ from state.slots import WeightId
 
 
 class LiveRun:
-    """See `loops.Run`. Collects what is to be reported about a rollout between two calls of `report`."""
+    """See `loops.Run`. Collects what is to be reported about a rollout between two calls of `report`.
+
+    `trained`: how many rollouts it has trained on.
+    """
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class LiveRun:
         self._publishes = 0
         self._metrics: dict[str, Any] = {}
         self._since = time.perf_counter()
-        self._asleep = False
+        self.trained = 0
 
     def generate(self, rollout_id: int) -> PendingRollout:
         assert self._published is not None
@@ -86,6 +89,7 @@ class LiveRun:
             version=rollout.rollout_id + 1,
             behaviour=refs.behaviour,
         )
+        self.trained += 1
         self._manager.mark_trained(rollout.rollout_id)
 
     def save(self, rollout_id: int) -> None:
@@ -153,13 +157,11 @@ class LiveRun:
 
     def _rest(self) -> None:
         """Engines are about to compute: where that is asked for, trainers free what they do not need meanwhile."""
-        if self._config.cluster.offload_train and not self._asleep:
+        if self._config.cluster.offload_train and not self._gang.asleep():
             self._gang.sleep()
-            self._asleep = True
 
     def _wake(self) -> None:
-        if self._asleep:
+        if self._config.cluster.offload_train and self._gang.asleep():
             began = time.perf_counter()
             self._gang.wake()
-            self._asleep = False
             self._metrics["perf/wake_s"] = time.perf_counter() - began

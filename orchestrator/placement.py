@@ -29,6 +29,27 @@ class Placement:
     def engine_bundle(self, index: int) -> int:
         return self.num_workers + index
 
+    def wait(self, config: Config, say: Callable[[str], None]) -> None:
+        """Return once everything is reserved; what was on a node that died, on another. While it does not fit, says
+        what is asked, there and free."""
+        asked = bundles(config)
+        limit = config.cluster.placement_timeout_s
+        started, told = time.monotonic(), 0.0
+        # In short waits, for signals wait for their end.
+        while not self.group.wait(1):
+            waited = time.monotonic() - started
+            if waited < min(told + EXPLAIN_AFTER_S, limit):
+                continue
+            told = waited
+            report = explain(asked, ray.cluster_resources(), ray.available_resources())
+            if waited >= limit:
+                raise WorkerFailed(
+                    f"no room for the run after cluster.placement_timeout_s = {limit:g} s: {report}. Lower the ranks, "
+                    "engines or what each reserves (train.cpus_per_worker, rollout.cpus_per_engine, and gpus_per_…), "
+                    "or add nodes"
+                )
+            say(f"waiting for room, {waited:.0f} of {limit:g} s: {report}")
+
     def remove(self) -> None:
         remove_placement_group(self.group)
 
@@ -48,23 +69,9 @@ def _bundle(cpus: float, gpus: float) -> dict[str, float]:
     return {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
 
 
-def place(config: Config, say: Callable[[str], None]) -> Placement:
-    """Reserve everything a run needs, all or nothing. While it does not fit, says what is asked, there and free."""
-    asked = bundles(config)
-    group = placement_group(asked, strategy="PACK")
-    limit = config.cluster.placement_timeout_s
-    started = time.monotonic()
-    while not group.wait(min(EXPLAIN_AFTER_S, limit)):
-        waited = time.monotonic() - started
-        report = explain(asked, ray.cluster_resources(), ray.available_resources())
-        if waited >= limit:
-            remove_placement_group(group)
-            raise WorkerFailed(
-                f"no room for the run after cluster.placement_timeout_s = {limit:g} s: {report}. Lower the ranks, "
-                "engines or what each reserves (train.cpus_per_worker, rollout.cpus_per_engine, and gpus_per_…), "
-                "or add nodes"
-            )
-        say(f"waiting for room, {waited:.0f} of {limit:g} s: {report}")
+def place(config: Config) -> Placement:
+    """Ask for everything a run needs, all or nothing."""
+    group = placement_group(bundles(config), strategy="PACK")
     return Placement(group, config.train.num_workers, _num_engines(config))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,16 +10,17 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from orchestrator.inspector.actor import NAME
+from orchestrator.joining import require_cluster
 from orchestrator.options import ConfigError, Problem
 
-CONNECT_WITHIN_S, ANSWER_WITHIN_S = 5.0, 10.0
+ANSWER_WITHIN_S = 10.0
 OWN_NAMESPACE = "slotwise-slots"
 
 
 @contextmanager
 def asking(address: str, run: str | None) -> Iterator[Callable[[], Mapping[str, Any]]]:
     """Join the cluster as one who only looks; yields what asks the run. `ConfigError` says what is there instead."""
-    _reachable(address)
+    require_cluster(address, "--address", "it is where the head of a Ray cluster listens, HOST:6379 unless told else")
     try:
         ray.init(address=address, namespace=OWN_NAMESPACE, configure_logging=False, log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -54,14 +54,3 @@ def choose(runs: Sequence[str], named: str | None) -> str:
         hint = "a run that has ended is shown from its directory, without --address"
         raise ConfigError([Problem("--run", f"{named} is not going on in this cluster (going on: {there}); {hint}")])
     return named
-
-
-def _reachable(address: str) -> None:
-    """Ray tries for a minute before it gives up; a port that nobody listens on is known at once."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and port.isdigit()):
-        return
-    try:
-        socket.create_connection((host, int(port)), CONNECT_WITHIN_S).close()
-    except OSError as error:
-        raise ConfigError([Problem("--address", f"nobody answers at {address}: {error.strerror or error}")]) from error

@@ -83,6 +83,17 @@ def is_saved_over(config: Config, directory: str | None) -> bool:
     return directory is not None and root is not None and os.path.abspath(directory) == os.path.abspath(root)
 
 
+def continues_itself(config: Config) -> bool:
+    """Whether the same command continues from what this run saves, with everything that it saves."""
+    checkpoint = config.checkpoint
+    return (
+        is_saved_over(config, str(load_root(config)))
+        and checkpoint.ckpt_step is None
+        and not checkpoint.weights_only
+        and config.loop.start_rollout_id is None
+    )
+
+
 def protected(config: Config) -> tuple[int, ...]:
     """Iterations that retention must leave, since the same command will ask for them by number again."""
     steps = []

@@ -5,21 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
 
 from orchestrator import resuming
 from orchestrator.config import Config
+from orchestrator.rebuilding import Verdict
 from state.gang import GangId
 from state.journal import Journal, read_journal
 from state.resume import ResumePlan
 from state.slots import Slot
 
 DRIVER_JOURNAL = "driver.jsonl"
+_BEGIN = ("driver_started", "gang_rebuild")
+"""Kinds of entries that begin an incarnation."""
+_KEPT = 4000
+"""Characters of an error, with the traceback of the rank, that are kept in the journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +41,32 @@ class RunDir:
         path = resuming.run_dir(config)
         (path / "journal").mkdir(parents=True, exist_ok=True)
         journal_path = path / "journal" / DRIVER_JOURNAL
+        known = [entry["incarnation"] for entry in read_journal(journal_path) if entry["kind"] in _BEGIN]
         journal = Journal(journal_path, "driver")
-        starts = sum(entry["kind"] == "driver_started" for entry in read_journal(journal_path))
+        opened = RunDir(path, max(known, default=0) + 1, journal)
         _write(path / "config.yaml", config_text(config))
-        _write(path / "resume.json", json.dumps(plan.to_json(), indent=2) + "\n")
+        opened._write_plan(plan)
         asked = config.loop.start_rollout_id
-        journal.append("driver_started", incarnation=starts + 1, pid=os.getpid(), start_rollout_id=asked)
-        return RunDir(path, starts + 1, journal)
+        journal.append("driver_started", incarnation=opened.incarnation, pid=os.getpid(), start_rollout_id=asked)
+        return opened
+
+    def next(self, plan: ResumePlan) -> RunDir:
+        """The same directory, for the gang that replaces the one that failed."""
+        following = replace(self, incarnation=self.incarnation + 1)
+        following._write_plan(plan)
+        self.journal.append("gang_rebuild", incarnation=following.incarnation)
+        return following
+
+    def gang_failed(self, ranks: Mapping[str, str], error: str, verdict: Verdict) -> None:
+        """`ranks`: by name, those that were found dead or poisoned."""
+        self.journal.append(
+            "gang_failed",
+            incarnation=self.incarnation,
+            ranks=dict(ranks),
+            reason=error[:_KEPT],
+            rebuild=verdict.rebuild,
+            why=verdict.why,
+        )
 
     def gang_started(self, gang: GangId, plan: ResumePlan) -> None:
         """Every rank has filled its slots and verified its primary."""
@@ -62,9 +86,12 @@ class RunDir:
             yield
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}"
-            self.journal.append("run_ended", incarnation=self.incarnation, outcome="failed", reason=reason[:2000])
+            self.journal.append("run_ended", outcome="failed", reason=reason[:_KEPT])
             raise
-        self.journal.append("run_ended", incarnation=self.incarnation, outcome="done")
+        self.journal.append("run_ended", outcome="done")
+
+    def _write_plan(self, plan: ResumePlan) -> None:
+        _write(self.path / "resume.json", json.dumps(plan.to_json(), indent=2) + "\n")
 
 
 def config_text(config: Config) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.placement import Placement
-from orchestrator.waiting import gather, wait_for
+from orchestrator.waiting import WorkerFailed, gather, wait_for
 from state.continuity import Probe
 from state.gang import Attestation, Quorum, agree
 from state.slots import SlotView
@@ -20,6 +23,10 @@ from workers.weights.rendezvous import Endpoint
 from workers.weights.send_plan import SendPlan
 
 VIEW_TIMEOUT_S = 5.0
+NAME_FREE_S = 30.0
+"""How long an actor that was killed may keep its name."""
+UNREACHABLE_S = 60.0
+"""Longer than Ray takes to find that a node has died."""
 
 
 def data_parallel_rank(rank: int, train: TrainConfig) -> int:
@@ -34,6 +41,7 @@ class TrainGroup:
     def __init__(self, specs: Sequence[WorkerSpec], placement: Placement) -> None:
         self._train = specs[0].train
         self._workers = [_create(spec, placement) for spec in specs]
+        self._lifelines = [worker.live.options(name="live").remote() for worker in self._workers]
         self._role = specs[0].worker.role
         borrowed = ", ".join(f"borrows {slot.slot}" for slot in specs[0].slots[1:])
         self._train_name = f"train[{', '.join(filter(None, (self._role, borrowed)))}]"
@@ -42,6 +50,11 @@ class TrainGroup:
     def handles(self) -> Mapping[str, Any]:
         """Actor handles by name, for inspectors."""
         return {f"{self._role}/{rank}": worker for rank, worker in enumerate(self._workers)}
+
+    @property
+    def lifelines(self) -> Mapping[str, Any]:
+        """By name, a call to each rank that ends with its process alone."""
+        return {f"{self._role}/{rank}": line for rank, line in enumerate(self._lifelines)}
 
     def init(self) -> tuple[SlotView, ...]:
         """Fill every slot on every rank; returns with the primary live and verified everywhere."""
@@ -124,8 +137,26 @@ class TrainGroup:
         views = gather({n: w.view.remote() for n, w in self.handles.items()}, "show its slots", VIEW_TIMEOUT_S)
         return tuple(views.values())
 
+    def asleep(self) -> bool:
+        return any(view.state == "asleep" for view in self.views())
+
+    def casualties(self) -> Mapping[str, str]:
+        """By name, the ranks that are dead, poisoned or silent, and why.
+
+        Where a rank cannot be reached, Ray finds out within a while whether its node has died; until it knows, it would
+        put another rank there.
+        """
+        deadline = time.monotonic() + UNREACHABLE_S
+        while True:
+            asked = {name: worker.view.remote() for name, worker in self.handles.items()}
+            answered, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=VIEW_TIMEOUT_S)
+            looked = {name: _condition(call if call in answered else None) for name, call in asked.items()}
+            if not any(one.unreachable for one in looked.values()) or time.monotonic() >= deadline:
+                return {name: one.trouble for name, one in looked.items() if one.trouble is not None}
+            time.sleep(0.5)
+
     def kill(self) -> None:
-        """End every rank at once."""
+        """End every rank at once. Those that are dead already lose their names."""
         for worker in self._workers:
             ray.kill(worker)
 
@@ -134,17 +165,45 @@ class TrainGroup:
         return list(gather(calls, what, self._train.timeout_s).values())
 
 
+@dataclass(frozen=True, slots=True)
+class _Condition:
+    """Of one rank. `trouble` is None where there is none."""
+
+    trouble: str | None
+    unreachable: bool = False
+
+
+def _condition(answer: Any | None) -> _Condition:
+    """From a rank's view, None where it has not come in time."""
+    if answer is None:
+        return _Condition(f"does not answer within {VIEW_TIMEOUT_S:g} s")
+    try:
+        view = ray.get(answer)
+    except RayError as error:
+        return _Condition(f"{type(error).__name__}: {error}", isinstance(error, ActorUnavailableError))
+    return _Condition(f"poisoned {view.detail}" if view.state == "poisoned" else None)
+
+
 def _named(what: str, quorum: Quorum) -> str:
     """How Ray's list of tasks shows that bytes leave the gang, and which."""
     return f"{what}[{quorum.slot}@{quorum.weights} {quorum.publish_id}]"
 
 
 def _create(spec: WorkerSpec, placement: Placement) -> Any:
-    rank = spec.worker.rank
-    return MegatronWorker.options(  # type: ignore[attr-defined]
+    """Once the rank of that name that was killed is forgotten."""
+    bundle = placement.worker_bundle(spec.worker.rank)
+    actor = MegatronWorker.options(  # type: ignore[attr-defined]
         name=str(spec.worker),
         namespace=spec.worker.run,
         num_cpus=spec.train.cpus_per_worker,
         num_gpus=spec.train.gpus_per_worker,
-        scheduling_strategy=PlacementGroupSchedulingStrategy(placement.group, placement.worker_bundle(rank)),
-    ).remote(spec)
+        scheduling_strategy=PlacementGroupSchedulingStrategy(placement.group, bundle),
+    )
+    deadline = time.monotonic() + NAME_FREE_S
+    while True:
+        try:
+            return actor.remote(spec)
+        except ValueError as error:  # Ray's way to say that the name is taken
+            if time.monotonic() >= deadline:
+                raise WorkerFailed(f"{spec.worker} cannot be created within {NAME_FREE_S:g} s: {error}") from error
+            time.sleep(0.05)

@@ -112,6 +112,13 @@ class _Replay:
         match entry["kind"]:
             case "driver_started":
                 self._begin(entry["incarnation"]).asked_start = entry["start_rollout_id"]
+            case "gang_rebuild":
+                former = self._under_way()
+                if former.ended is None:
+                    self._wrong("I12", f"a gang was rebuilt, and that of {former.incarnation} had not failed")
+                self._begin(entry["incarnation"]).asked_start = former.asked_start
+            case "gang_failed":
+                self._gang_failed(entry)
             case "gang_started":
                 if self._start is None or self._start.incarnation != entry["incarnation"]:
                     self._begin(entry["incarnation"])
@@ -135,7 +142,7 @@ class _Replay:
             case "trained":
                 self._trained(entry)
             case "run_ended":
-                self._under_way().ended = entry["outcome"]
+                self._end(entry["outcome"])
                 if entry["outcome"] != "done":
                     reason = str(entry.get("reason", "")).splitlines() or ["no reason given"]
                     words = reason[0] if len(reason) == 1 else f"{reason[0]} {reason[-1]}"
@@ -151,6 +158,22 @@ class _Replay:
             self._wrong("I7", f"incarnation {incarnation} begins after incarnation {max(self._history.starts)}")
         self._start = self._history.starts[incarnation] = Start(incarnation)
         return self._start
+
+    def _end(self, outcome: str) -> None:
+        start = self._under_way()
+        if start.ended is not None and outcome == "done":
+            self._wrong("I7", f"the run is done, although the gang of incarnation {start.incarnation} failed")
+        start.ended = outcome
+
+    def _gang_failed(self, entry: Entry) -> None:
+        start = self._under_way()
+        start.ended = "failed"
+        if entry["incarnation"] != start.incarnation:
+            self._wrong("I7", f"the gang of incarnation {entry['incarnation']} failed during {start.incarnation}")
+        first = (str(entry["reason"]).splitlines() or ["no reason given"])[0]
+        became = "was rebuilt" if entry["rebuild"] else "was not rebuilt"
+        what = f"the gang of incarnation {start.incarnation} failed and {became} ({entry['why']}): {first}"
+        self._notes.event(self._history.journal, self._seq, what)
 
     def _under_way(self) -> Start:
         if self._start is None:

@@ -159,6 +159,8 @@ class RolloutConfig(SamplingConfig):
     """An engine that does not say how it is within this time is dead."""
     max_engine_replacements: int = Field(default=3, ge=0)
     """Dead engines that one process of the run replaces. A replacement serves after the next publish."""
+    setup_hook: str | None = None
+    """Import path `package.module:function`, called with each engine before it is asked anything (tests, tracing)."""
 
 
 class WeightsConfig(Frozen):

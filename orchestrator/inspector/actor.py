@@ -23,11 +23,11 @@ NAME = "inspector"
 
 @ray.remote(num_cpus=0, max_restarts=0)
 class Inspector:
-    """`workers`: handles by name. `manager`: the RolloutManager, which knows the engines; None: there are none."""
+    """`manager`: the RolloutManager, which knows the engines; None: there are none."""
 
-    def __init__(self, run: str, run_dir: str, workers: Mapping[str, Any], manager: Any) -> None:
-        self._run, self._run_dir = run, Path(run_dir)
-        self._workers, self._manager = dict(workers), manager
+    def __init__(self, run: str, run_dir: str, manager: Any) -> None:
+        self._run, self._run_dir, self._manager = run, Path(run_dir), manager
+        self._workers: Mapping[str, Any] = {}
 
     def __repr__(self) -> str:
         """Ray reads this once, after `__init__`: identity, never state."""
@@ -39,6 +39,10 @@ class Inspector:
         _, address = await serve(Pages(self._run_dir, access, self.view), host, port)
         announce(self._run_dir, {"url": address + VIEW, "token": access.token})
         return address
+
+    async def follow(self, workers: Mapping[str, Any]) -> None:
+        """The ranks of the gang from now on: handles by name."""
+        self._workers = dict(workers)
 
     async def view(self) -> dict[str, Any]:
         """What every rank and engine answers now, or that it does not."""

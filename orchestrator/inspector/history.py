@@ -120,6 +120,10 @@ class History:
                 newest.end, newest.outcome, newest.reason = at, entry.get("outcome"), entry.get("reason")
                 if entry.get("outcome") != "done":
                     self._problem(at, "driver", "run failed", entry.get("reason"))
+            case "gang_failed":
+                self._problem(at, "driver", "gang failed", f"{entry.get('why')}: {entry.get('reason')}")
+            case "gang_rebuild" if self.starts:
+                self.starts[-1].incarnation = int(entry.get("incarnation", 0))
             case "trained":
                 self.trained[int(entry.get("rollout_id", -1))] = at
             case "publish":

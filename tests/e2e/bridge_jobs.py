@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import resuming
-from orchestrator.run import worker_specs
+from orchestrator.gang_specs import worker_specs
 from state.audit import audit
 from state.gang import GangId
 from tests.e2e.in_process_run import Gang, Outcome, configuration, go

@@ -14,6 +14,7 @@ from orchestrator.rewards.registry import largest_digit
 from tests.e2e.runs import lines
 from workers.batch import Prompt, Sample
 
+MINUTES_S = 240.0
 _done: set[str] = set()
 _lock = threading.Lock()
 
@@ -34,6 +35,17 @@ def evaluation(prompt: Prompt, response: str, ids: tuple[int, ...], sample: Samp
     with _lock:
         if sample.versions[0].version >= 3:
             _once(f"all at {sample.versions[0].version}", *range(8))
+    return largest_digit(prompt, response, ids, sample)
+
+
+def of_a_rank(prompt: Prompt, response: str, ids: tuple[int, ...], sample: Sample) -> float:
+    """At version 1 a training rank dies, and this judges on for minutes."""
+    with _lock:
+        first = sample.versions[0].version == 1 and "rank" not in _done
+        _done.add("rank" if first else "")
+    if first:
+        ray.kill(ray.get_actor(f"{_run()}/actor/1", namespace=_run()))
+        time.sleep(MINUTES_S)
     return largest_digit(prompt, response, ids, sample)
 
 

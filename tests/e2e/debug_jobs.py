@@ -9,9 +9,9 @@ from typing import Any
 
 from orchestrator import resuming
 from orchestrator.debug_runs import ReplayMismatch, ReplayRun, RolloutOnlyRun
+from orchestrator.gang_specs import worker_specs
 from orchestrator.interrupts import Stop
 from orchestrator.loops import train_loop
-from orchestrator.run import worker_specs
 from orchestrator.run_dir import RunDir, config_hash
 from orchestrator.saved_rollouts import SavedRollouts
 from orchestrator.tracking.jsonl import JsonlTracker

@@ -15,13 +15,13 @@ import torch
 
 from orchestrator import continuity, resuming
 from orchestrator.config import Config
+from orchestrator.gang_specs import worker_specs
 from orchestrator.interrupts import Stop
 from orchestrator.live_run import LiveRun
 from orchestrator.loops import train_loop
 from orchestrator.publish import Published
 from orchestrator.rollout_desk import RolloutDesk, RolloutRefs
-from orchestrator.run import config_hash, worker_specs
-from orchestrator.run_dir import RunDir
+from orchestrator.run_dir import RunDir, config_hash
 from orchestrator.tracking.jsonl import JsonlTracker
 from state import checkpoints
 from state.continuity import Probe
@@ -82,6 +82,9 @@ class Gang:
 
     def export(self, quorum: Quorum, path: str) -> None:
         self.rank.export(quorum, path)
+
+    def asleep(self) -> bool:
+        return self.rank.view().state == "asleep"
 
     def sleep(self) -> None:
         self.rank.sleep()

@@ -139,9 +139,8 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 def without_rays_agents(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Ray's own two agents notice within a minute or so that their cluster was killed; all others do at once."""
-    return [
-        p for p in processes if not {"ray::DashboardAgent", "ray::RuntimeEnvAgent"} & {w.strip() for w in p.cmdline()}
-    ]
+    agents = {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}
+    return [p for p in alive(processes) if not agents & {word.strip() for word in p.cmdline()}]
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:

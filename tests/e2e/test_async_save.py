@@ -94,7 +94,9 @@ def fill_the_disk(worker: Any) -> None:
 
 @pytest.mark.prove
 def test_a_rank_that_cannot_write_ends_the_run_by_name_and_the_checkpoint_before_stands(place: Place) -> None:
-    full = merged(BASE, {"checkpoint": {"async_save": True}, "train": {"setup_hook": f"{__name__}:fill_the_disk"}})
+    hook = {"setup_hook": f"{__name__}:fill_the_disk"}
+    once = {"checkpoint": {"async_save": True}, "cluster": {"max_gang_restarts": 0}, "train": hook}
+    full = merged(BASE, once)
     ended = place.train("full", full, code=5)
     assert "actor/1 failed to write to disk" in ended.output
     assert "could not write save-1-1: OSError: [Errno 28] No space left on device" in ended.output

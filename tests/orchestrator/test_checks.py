@@ -82,6 +82,7 @@ REFUSED: list[tuple[str, tuple[str, ...], str, tuple[str, ...]]] = [
     ("a generate function that is no import path", ("--rollout.generate", "multi_turn"),
      "rollout.generate", ("package.module:function",)),
     ("a hook that is no import path", ("--train.setup_hook", "hook"), "train.setup_hook", ("package.module:function",)),
+    ("an engine's hook, too", ("--rollout.setup_hook", "hook"), "rollout.setup_hook", ("package.module:function",)),
     ("evaluation without data", ("--eval.interval", "2"), "eval.data", ("eval.data.generator",)),
     ("evaluation data without evaluation", ("--eval.data.generator", "largest_digit"), "eval.interval", ("eval.data",)),
     ("evaluation with an unknown generator", ("--eval.interval", "2", "--eval.data.generator", "x"),

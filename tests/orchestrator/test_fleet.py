@@ -424,6 +424,26 @@ def test_a_transfer_that_ends_after_its_publish_was_given_up_harms_no_later_one(
     asyncio.run(story())
 
 
+def test_when_the_gang_fails_no_engine_serves_and_an_update_is_given_up_until_the_next_publish(world: World):
+    async def story() -> None:
+        await world.fleet.start()
+        await world.publish(1)
+        await world.fleet.withdraw("the gang failed")
+        assert world.fleet.serving(WeightId(1, 1)) == ()
+        assert world.log[-2:] == [(A, "abort"), (B, "abort")]
+        await world.fleet.begin_update(manifest(2))
+        world.a.answers["receive"] = [hangs]
+        receiving = asyncio.create_task(world.fleet.receive(PLAN, MEETING))
+        await asyncio.sleep(0)
+        await world.fleet.withdraw("the gang failed again")
+        assert world.phase(A) == world.phase(B) == (EnginePhase.STALE, None, "the gang failed again")
+        receiving.cancel()
+        await world.publish(3)
+        assert world.fleet.serving(WeightId(1, 3)) == (A, B)
+
+    asyncio.run(story())
+
+
 def test_shutdown_kills_every_engine(world: World):
     async def story() -> None:
         await world.fleet.start()

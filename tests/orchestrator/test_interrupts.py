@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -52,7 +53,23 @@ def test_the_deadline_ends_it_wherever_it_is() -> None:
     stop = Stop(0.05)
     with stop.listening():
         ask()
-        with pytest.raises(Terminated, match=r"checkpoint\.stop_deadline_s = 0\.05 s"):
+        with pytest.raises(Terminated, match=r"within 0\.05 s \(checkpoint\.stop_deadline_s\)"):
+            time.sleep(10)
+
+
+def test_a_reason_of_our_own_is_what_the_first_sigterm_is_and_may_be_shorter() -> None:
+    stop = Stop(60.0)
+    with stop.listening():
+
+        def wait() -> None:
+            with stop.interruptible():
+                threading.Thread(target=stop.ask, args=("node 7 is being taken away", 0.2)).start()
+                time.sleep(10)
+
+        with pytest.raises(StopAsked, match="node 7 is being taken away"):
+            wait()
+        stop.ask("node 8 too", 0.0)
+        with pytest.raises(Terminated, match=r"node 7 is being taken away; .* within 0\.2 s"):
             time.sleep(10)
 
 

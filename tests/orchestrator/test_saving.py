@@ -36,6 +36,9 @@ class Gang:
     def __getattr__(self, verb: str) -> Any:
         return lambda *arguments: self.verbs.append(verb)
 
+    def asleep(self) -> bool:
+        return [verb for verb in self.verbs if verb in ("sleep", "wake")][-1:] == ["sleep"]
+
     def probe(self) -> Probe:
         self.verbs.append("probe")
         return PROBE

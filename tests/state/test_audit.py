@@ -13,7 +13,7 @@ import pytest
 
 from state.audit import audit, latest_views
 from state.journal import Journal
-from state.slots import Slot
+from state.slots import Slot, WeightId
 from tests.state.journal_edits import drop, edit, entries, find, findings, found, update, write
 from tests.state.toy_run import ToyRun, whole_run
 
@@ -129,6 +129,50 @@ def test_the_next_incarnation_continues_after_a_kill(sizes: tuple[Path, list[dic
         run.finish()
         assert findings(target) == []
         assert any("cut off" in str(event) for event in audit(target).events)
+
+
+def test_a_gang_that_failed_and_was_rebuilt_under_the_same_engines_is_no_violation(tmp_path: Path) -> None:
+    first = rebuilt_run(tmp_path)
+    report = audit(tmp_path)
+    assert [str(finding) for finding in report.findings] == []
+    assert [start.ended for start in report.driver.starts.values()] == ["failed", "done"]
+    assert any("the gang of incarnation 1 failed and was rebuilt (1 of 3)" in str(event) for event in report.events)
+    assert report.engines["engine-0"].newest == WeightId(2, 3)
+    assert len(report.engines["engine-0"].lives) == 1
+    assert [life.incarnation for life in report.ranks[0].lives.values()] == [1, 2]
+    assert first.incarnation == 1
+
+
+@pytest.mark.parametrize(
+    ("drop", "said"),
+    [
+        ({"kind": "gang_failed"}, "a gang was rebuilt, and that of 1 had not failed"),
+        ({"kind": "gang_rebuild"}, "is of incarnation 2 during 1"),
+    ],
+)
+def test_a_rebuild_that_is_told_by_half_is_found(tmp_path: Path, drop: dict[str, str], said: str) -> None:
+    rebuilt_run(tmp_path)
+    lines = [e for e in entries(tmp_path, "driver") if e["kind"] not in (drop["kind"], "gang_started")]
+    write(tmp_path, "driver", lines)
+    found(tmp_path, said)
+
+
+def test_a_run_that_is_done_with_a_failed_gang_is_found(tmp_path: Path) -> None:
+    rebuilt_run(tmp_path)
+    lines = entries(tmp_path, "driver")
+    failed = find(lines, kind="gang_failed") | {"incarnation": 2, "rebuild": False}
+    write(tmp_path, "driver", [*lines[:-1], failed, lines[-1]])
+    found(tmp_path, "the run is done, although the gang of incarnation 2 failed")
+
+
+def rebuilt_run(directory: Path) -> ToyRun:
+    first = ToyRun(directory)
+    first.begin()
+    first.rollouts(2, save_after=(0,))
+    second = first.rebuilt(start=2)
+    second.rollouts(3)
+    second.finish()
+    return first
 
 
 # ---- damage ----------------------------------------------------------------------------------------------------

@@ -49,6 +49,22 @@ class ToyRun:
         self.engines = {name: EngineLife(name, self._record) for name in ENGINES}
         for life in self.engines.values():
             life.started()
+        self._begin_gang()
+
+    def rebuilt(self, start: int) -> ToyRun:
+        """The gang fails in the middle of a step; another one takes its place, and engines stay."""
+        self.workers[0].machine.step(start).__enter__()
+        about = {"ranks": {"actor/0": "died"}, "reason": "", "rebuild": True, "why": "1 of 3"}
+        self.driver.append("gang_failed", incarnation=self.incarnation, **about)
+        for life in self.engines.values():
+            life.withdraw("the gang failed")
+        following = ToyRun(self.directory, self.incarnation + 1, start, kept=self.kept, engines=self.engines)
+        following.driver, following.fleet = self.driver, self.fleet
+        self.driver.append("gang_rebuild", incarnation=following.incarnation)
+        following._begin_gang()
+        return following
+
+    def _begin_gang(self) -> None:
         for rank in range(WORLD):
             place = {"rank": rank, "world_size": WORLD, "incarnation": self.incarnation, "split": self.split}
             options = {"kept": self.kept, "keep_old_actors": 2}

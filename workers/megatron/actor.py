@@ -5,6 +5,7 @@ The driver imports this file, and neither Megatron nor a model: those are loaded
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from workers.megatron.worker import MegatronRank
 
 
-@ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"inspect": 1, "disk": 1})
+@ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"inspect": 1, "disk": 1, "life": 1})
 class MegatronWorker:
     """See `MegatronRank`. `view` answers on a thread of its own, and so does what is said about a save that is being
     written in the background; everything else in order on another.
@@ -34,17 +35,29 @@ class MegatronWorker:
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
-        from workers.megatron.worker import MegatronRank
-
+        """What goes wrong in here is raised by the first verb: of a constructor's error Ray keeps no more than text."""
         self._worker = spec.worker
-        self._rank: MegatronRank = MegatronRank(spec, spec.host or ray.util.get_node_ip_address())
         state_log.to_stderr()
-        self._rank.journal.listen(state_log.log_state)
-        self._rank.journal.listen(MetricSink(spec.worker.run).journaled)
+        self._made: MegatronRank | Exception
+        try:
+            self._made = _make(spec)
+        except Exception as error:
+            self._made = error
 
     def __repr__(self) -> str:
         """Ray reads this once, after `__init__`: identity, never state."""
         return f"MegatronWorker({self._worker})"
+
+    @property
+    def _rank(self) -> MegatronRank:
+        if isinstance(self._made, Exception):
+            raise self._made
+        return self._made
+
+    @ray.method(concurrency_group="life")
+    def live(self) -> None:
+        """Ends with the process, and so tells whoever waits for it."""
+        threading.Event().wait()
 
     def open_meeting(self) -> Endpoint:
         return self._rank.open_meeting()
@@ -96,3 +109,12 @@ class MegatronWorker:
     @ray.method(concurrency_group="inspect")
     def view(self) -> SlotView:
         return self._rank.view()
+
+
+def _make(spec: WorkerSpec) -> MegatronRank:
+    from workers.megatron.worker import MegatronRank
+
+    rank = MegatronRank(spec, spec.host or ray.util.get_node_ip_address())
+    rank.journal.listen(state_log.log_state)
+    rank.journal.listen(MetricSink(spec.worker.run).journaled)
+    return rank

@@ -26,6 +26,7 @@ class EmbeddedEngineActor(EngineActor):
         num_threads: int,
         tokenizer: str | None,
         weights: WeightsConfig,
+        setup_hook: str | None,
     ) -> None:
         from workers.rollout.embedded import EmbeddedEngine
         from workers.weights import transports
@@ -40,3 +41,4 @@ class EmbeddedEngineActor(EngineActor):
             num_threads=num_threads,
             tokenizer=tokenizer,
         )
+        self._set_up(setup_hook)

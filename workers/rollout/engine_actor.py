@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Sequence
 
 import ray
@@ -27,6 +28,11 @@ class EngineActor:
     def __repr__(self) -> str:
         """Ray reads this once, after `__init__`: identity, never state."""
         return f"Engine({self._engine_id})"
+
+    def _set_up(self, hook: str | None) -> None:
+        """Last act of the constructor."""
+        if hook is not None:
+            pkgutil.resolve_name(hook)(self._engine)
 
     def generate(
         self, requests: Sequence[GenerateRequest], sampling: SamplingConfig, expected: WeightId

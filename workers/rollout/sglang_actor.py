@@ -27,6 +27,7 @@ class SglangEngineActor(EngineActor):
         max_batch_size: int,
         tokenizer: str | None,
         weights: WeightsConfig,
+        setup_hook: str | None,
         options: Mapping[str, Any],
         start_timeout_s: float,
         log: Path,
@@ -46,3 +47,4 @@ class SglangEngineActor(EngineActor):
             start_timeout_s=start_timeout_s,
             log=log,
         )
+        self._set_up(setup_hook)
