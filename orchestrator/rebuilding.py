@@ -80,7 +80,7 @@ def _objection(situation: Situation) -> str | None:
     if not situation.continues_itself and situation.trained:
         return (
             f"{situation.trained} rollouts would be lost: the same command does not continue from what the run saves "
-            "(that needs checkpoint.save_interval, and neither another checkpoint.load nor a start of its own)"
+            "(that needs checkpoint.save_interval, and no checkpoint.ckpt_step or start of its own)"
         )
     if any(failure.repeats(one) for one in situation.earlier):
         return f"the same happened before, over rollout {failure.rollout_id} too"

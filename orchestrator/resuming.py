@@ -86,11 +86,12 @@ def is_saved_over(config: Config, directory: str | None) -> bool:
 def continues_itself(config: Config) -> bool:
     """Whether the same command continues from what this run saves, with everything that it saves."""
     checkpoint = config.checkpoint
+    begins_elsewhere = load_root(config) != save_root(config)
     return (
-        is_saved_over(config, str(load_root(config)))
+        checkpoint.save_interval is not None
         and checkpoint.ckpt_step is None
-        and not checkpoint.weights_only
         and config.loop.start_rollout_id is None
+        and (begins_elsewhere or not checkpoint.weights_only)
     )
 
 

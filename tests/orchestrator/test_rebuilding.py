@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from orchestrator.exit_codes import ExitCode
 from orchestrator.rebuilding import Failure, Situation, decide
+from orchestrator.resuming import continues_itself
+from tests.orchestrator.valid_config import with_flags
 
 FAILED = Failure(ExitCode.FAILED, of_gang=True, kind="death when it was to train", rollout_id=7)
 WORTH_IT = Situation(FAILED, earlier=(), budget=3, started=True, trained=4, continues_itself=True)
@@ -66,3 +69,19 @@ def test_the_run_ends(name: str) -> None:
     verdict = decide(situation)
     assert not verdict.rebuild
     assert why in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("flags", "continues"),
+    [
+        ((), False),
+        (("--checkpoint.save_interval", "2"), True),
+        (("--checkpoint.save_interval", "2", "--checkpoint.load", "elsewhere"), True),
+        (("--checkpoint.save_interval", "2", "--checkpoint.load", "elsewhere", "--checkpoint.weights_only"), True),
+        (("--checkpoint.save_interval", "2", "--checkpoint.weights_only"), False),
+        (("--checkpoint.save_interval", "2", "--checkpoint.ckpt_step", "4"), False),
+        (("--checkpoint.save_interval", "2", "--loop.start_rollout_id", "4"), False),
+    ],
+)
+def test_which_commands_continue_from_what_they_save(tmp_path: Path, flags: tuple[str, ...], continues: bool) -> None:
+    assert continues_itself(with_flags(tmp_path, *flags)) is continues
