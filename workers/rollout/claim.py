@@ -65,7 +65,10 @@ class EngineClaim:
             self.abort.clear()
 
     def refuse_flush_in_flight(self) -> None:
+        """Whoever asks again finds what was aborted ended, and so a transfer that broke for its sender."""
         with self._lock:
+            if self._receiving:
+                raise EngineRefused(f"{self._engine_id} cannot flush: a transfer is under way")
             if self._in_flight:
                 raise EngineRefused(f"{self._engine_id} cannot flush: {self._in_flight} requests are in flight")
 
