@@ -18,7 +18,9 @@ def train(config: Config, plan: ResumePlan) -> None:
     """Run `config` from where `plan` says, until its last rollout. Raises what ended it early."""
     console = Console(highlight=False)
     run_dir = RunDir.open(config, plan)
-    console.print(f"run {config.run.name} in {run_dir.path}")
+    ranks = f"{config.train.num_workers} training ranks"
+    engines = f"{config.rollout.num_engines} engines" if config.debug.load_rollouts is None else "no engines"
+    console.print(f"run {config.run.name} in {run_dir.path}: starting {ranks}, {engines}", soft_wrap=True)
     with ExitStack() as undo:
         undo.enter_context(run_dir.recording())
         run = undo.enter_context(run_scope.opened(config, run_dir, console))
@@ -31,6 +33,7 @@ def train(config: Config, plan: ResumePlan) -> None:
             run.say(f"continuing at rollout {plan.start_rollout_id} of {config.loop.num_rollout}: {plan.reason}")
             run_dir = run_dir.next(plan)
     console.print(
-        f"done. Which weights were where: slotwise slots --run {run_dir.path}\n"
-        f"Every promise re-checked: slotwise audit {run_dir.path}"
+        f"done. Which weights were where:\n  slotwise slots --run {run_dir.path}\n"
+        f"Every promise re-checked:\n  slotwise audit {run_dir.path}",
+        soft_wrap=True,
     )

@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from orchestrator import run
+from orchestrator import run_scope
 from orchestrator.config import Config
 from orchestrator.waiting import WorkerFailed
 
@@ -22,10 +22,9 @@ def test_a_page_that_does_not_start_costs_no_run(
 
     ray = MagicMock()
     ray.get_runtime_context().get_node_id.return_value = "ab" * 28
-    monkeypatch.setattr(run, "ray", ray)
-    monkeypatch.setattr(run, "Inspector", MagicMock())
-    monkeypatch.setattr(run, "wait_for", late)
-    end = run._start_inspector(Config(), SimpleNamespace(path=tmp_path), MagicMock(), None)  # type: ignore[arg-type]
-    assert "goes on without its page: start: no answer within 60 s" in caplog.text
-    end()
+    monkeypatch.setattr(run_scope, "ray", ray)
+    monkeypatch.setattr(run_scope, "Inspector", MagicMock())
+    monkeypatch.setattr(run_scope, "wait_for", late)
+    with run_scope._inspector(Config(), SimpleNamespace(path=tmp_path), None):  # type: ignore[arg-type]
+        assert "goes on without its page: start: no answer within 60 s" in caplog.text
     ray.kill.assert_called_once()
