@@ -82,7 +82,7 @@ class Rank:
             **about,
             "live": about["digest"],
         }
-        self.journal.add("attested", at, **self._who, **sworn, kept=[])
+        self.journal.add("attested", at, **self._who, **sworn, changed=[], kept=[])
 
     def refuse(self, at: float, what: str) -> None:
         self.journal.add("refusal", at, **self._who, state=self._state, lent=False, what=what)

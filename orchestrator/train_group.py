@@ -36,7 +36,11 @@ def data_parallel_rank(rank: int, train: TrainConfig) -> int:
 
 
 class TrainGroup:
-    """All ranks of one training role. A failure on any rank is a failure of the call."""
+    """All ranks of one training role. A failure on any rank is a failure of the call.
+
+    What all ranks are handed is put into the object store once: a quorum of a large model has 100 KB, and Ray would
+    pack it again for each of a thousand ranks.
+    """
 
     def __init__(self, specs: Sequence[WorkerSpec], placement: Placement) -> None:
         self._train = specs[0].train
@@ -89,8 +93,8 @@ class TrainGroup:
 
         In the background, every rank has a copy of its part when this returns, and begins to write that.
         """
-        name = _named("save", quorum)
-        self._all("save", lambda worker: worker.save.options(name=name).remote(quorum, path, background))
+        name, shared = _named("save", quorum), ray.put(quorum)
+        self._all("save", lambda worker: worker.save.options(name=name).remote(shared, path, background))
 
     def finish_save(self, publish_id: str) -> None:
         """Returns once every rank has written its part of a save in the background, and the whole is indexed. From any
@@ -100,25 +104,26 @@ class TrainGroup:
 
     def export(self, quorum: Quorum, path: str) -> None:
         """Every rank writes its part of the agreed weights as a Hugging Face directory `path`."""
-        self._all("export", lambda worker: worker.export.remote(quorum, path))
+        shared = ray.put(quorum)
+        self._all("export", lambda worker: worker.export.remote(shared, path))
 
     def begin_publish(self, quorum: Quorum) -> None:
         """Every rank enters `publishing` and acknowledges; no engine has been touched before this returns."""
-        self._all(
-            "begin publishing",
-            lambda worker: worker.begin_publish.options(name=_named("publish", quorum)).remote(quorum),
-        )
+        name, shared = _named("publish", quorum), ray.put(quorum)
+        self._all("begin publishing", lambda worker: worker.begin_publish.options(name=name).remote(shared))
 
     def open_endpoints(self, plan: SendPlan, engines: tuple[str, ...]) -> tuple[Endpoint, ...]:
         """The leaders of `plan` open the stores at which `engines` will meet them."""
+        shared = ray.put(plan)
         leaders = {
-            f"{self._role}/{rank}": self._workers[rank].open_endpoint.remote(plan, engines) for rank in plan.leaders
+            f"{self._role}/{rank}": self._workers[rank].open_endpoint.remote(shared, engines) for rank in plan.leaders
         }
         return tuple(gather(leaders, "open an endpoint", self._train.timeout_s).values())
 
     def send(self, plan: SendPlan) -> dict[str, Any]:
         """Start sending on every rank; returns the pending calls by name."""
-        return {name: worker.send.remote(plan) for name, worker in self.handles.items()}
+        shared = ray.put(plan)
+        return {name: worker.send.remote(shared) for name, worker in self.handles.items()}
 
     def end_publish(self, failure: str | None) -> None:
         """Every rank leaves `publishing`; with a `failure` it first proves that its bytes are as they were."""

@@ -142,7 +142,9 @@ class _Gang:
                 self._wrong(history, life.commits[rollout_id][0], "I9", f"{what} {made}")
         if missing := wanted - used:
             versions = " and ".join(map(str, sorted(missing)))
-            what = f"no rank took old_actor@{versions} for the policy that made rollout {rollout_id}, and it was that"
+            names = ", ".join(history.name for history, _ in list(self._lives.values())[:5])
+            what = f"none of {names} took old_actor@{versions} for the policy that made rollout {rollout_id}"
+            what = f"{what}, and it was that"
             self._notes.wrong(self._driver.journal, trained["seq"], "I9", what)
 
     def _check_trained(self, rollout_id: int, trained: Entry) -> None:

@@ -124,6 +124,12 @@ class ShardDigest:
             )
         return self._pieces
 
+    def differing(self, other: ShardDigest) -> tuple[str, ...]:
+        """Names of tensors of which the two have other pieces, sorted."""
+        if self.summary == other.summary:
+            return ()
+        return tuple(sorted({piece.name for piece in {*self.pieces} ^ {*other.pieces}}))
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ShardDigest) and self.summary == other.summary and self.pieces == other.pieces
 

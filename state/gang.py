@@ -67,7 +67,10 @@ class KeptWeights:
 
 @dataclass(frozen=True, slots=True)
 class Attestation:
-    """What one rank swears to. `live` is hashed from the bytes that the model computes with; None: it has none."""
+    """What one rank swears to. `live` is hashed from the bytes that the model computes with; None: it has none.
+
+    `changed` are names of tensors whose live bytes are not those recorded.
+    """
 
     worker: WorkerId
     gang: GangId
@@ -79,6 +82,7 @@ class Attestation:
     transition: int
     detail: str = ""
     kept: tuple[Kept, ...] = ()
+    changed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +187,9 @@ def _cleanliness(by_rank: Sequence[Attestation]) -> list[str]:
             findings.append(f"rank {a.worker.rank} is in state {a.state}{why}; only a resident primary can leave it")
         elif a.live is None or a.live.summary != a.recorded:
             live = None if a.live is None else a.live.summary
+            what = f"rank {a.worker.rank} has live bytes {live} but recorded {a.recorded} for {a.slot}@{a.version}"
             findings.append(
-                f"rank {a.worker.rank} has live bytes {live} but recorded {a.recorded} for {a.slot}@{a.version}"
+                f"{what}: {len(a.changed)} tensors changed, {', '.join(a.changed[:5])}" if a.changed else what
             )
     return findings
 

@@ -246,6 +246,7 @@ class SlotMachine:
             self._live.refuse("attest: a transition came in between")
         kept = self._attest_kept() if with_kept and live is not None else ()
         record = view.resident
+        changed = live.differing(self._recorded(self._primary)[1]) if live is not None else ()
         self._live.note(
             "attested",
             transition=view.transition,
@@ -254,6 +255,7 @@ class SlotMachine:
             version=record.version if record else None,
             digest=record.digest if record else None,
             live=live.summary if live else None,
+            changed=changed[:5],
             kept=[
                 {"slot": k.slot, "version": k.version, "digest": k.recorded, "live": k.resting.summary} for k in kept
             ],
@@ -269,6 +271,7 @@ class SlotMachine:
             transition=view.transition,
             detail=view.detail,
             kept=kept,
+            changed=changed,
         )
 
     def _attest_kept(self) -> tuple[Kept, ...]:

@@ -106,7 +106,8 @@ class Watch:
         self.attested[entry["transition"]] = entry["live"]
         if entry["state"] != lifecycle.resident(self.primary):
             yield "I3", f"live bytes were hashed in state {entry['state']}"
-        yield from self._hashed(entry, "I2", f"it attested to {entry['slot']}@{entry['version']}")
+        named = f" ({', '.join(entry['changed'])})" if entry["changed"] else ""
+        yield from self._hashed(entry, "I2", f"it attested to {entry['slot']}@{entry['version']}{named}")
         for kept in entry["kept"]:
             yield from self._hashed(kept, "I10", f"it attested to {kept['slot']}@{kept['version']}")
 

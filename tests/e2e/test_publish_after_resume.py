@@ -30,15 +30,14 @@ def test_first_publish_is_the_resumed_actor(base: Base, place: Place) -> None:
     assert loads[0]["digest"] != loads[1]["digest"]
 
 
-def test_without_the_last_act_of_init_the_publish_is_refused_before_any_engine_is_touched(
+def test_without_the_last_act_of_init_the_gang_does_not_agree_and_no_engine_is_touched(
     base: Base, place: Place
 ) -> None:
     hook = {"train": {"setup_hook": f"{__name__}:skip_last_act_of_init"}}
 
     ended = place.train("sabotaged", continued(base, "sabotaged", **hook), code=4)
 
-    assert "resident.ref" in ended.output
-    refused, *more = journal(place.path / "sabotaged", "driver", "publish")
-    assert not more
-    assert refused["outcome"] == "refused"
+    assert "the gang does not agree" in ended.output
+    assert "rank 0 is in state resident.ref" in ended.output
+    assert journal(place.path / "sabotaged", "driver", "publish") == []
     assert "begin_update" not in {e["trigger"] for e in journal(place.path / "sabotaged", "fleet", "engine")}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from orchestrator import yaml_values
 from orchestrator.config import Config
@@ -234,6 +235,15 @@ def test_origins_tell_where_a_key_was_given(written: Any) -> None:
 def test_resolving_does_not_share_defaults_between_configurations() -> None:
     load(None, ["--train.megatron.a", "1"])
     assert load(None, []) == Config()
+
+
+def test_no_option_can_be_changed_once_it_is_resolved() -> None:
+    config = load(None, [])
+    for section in (config, *(getattr(config, name) for name in Config.model_fields)):
+        for name in type(section).model_fields:
+            with pytest.raises(ValidationError, match="Instance is frozen"):
+                setattr(section, name, None)
+    assert config == Config()
 
 
 values = st.recursive(

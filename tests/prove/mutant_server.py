@@ -1,27 +1,31 @@
-"""Runs tests against many copies of the packages: imports what is slow once, then forks for each copy.
+"""Runs tests and scenarios against many copies of the packages: imports what is slow once, then forks for each copy.
 
     python -m tests.prove.mutant_server JOBS.json
 
-JOBS.json: a list of {"root": directory of a copy, "tests": what pytest is to run there, "seconds": limit}. Prints a
-JSON list: what pytest ended with, by job; the signal's number, negative, where the limit ended it.
+JOBS.json: a list of {"root": directory of a copy, "seconds": limit} and either "tests": what pytest is to run there, or
+"scenario": `module:function` in this directory, and "out": the run directory that it is to write. Prints a JSON list:
+by job what pytest ended with, or 0; the signal's number, negative, where the limit ended it.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 import hypothesis
+import pydantic
 import pytest
 import ray
 import torch
 import transitions
 
-SLOW_TO_IMPORT = (hypothesis, ray, torch, transitions)
+SLOW_TO_IMPORT = (hypothesis, pydantic, ray, torch, transitions)
 OURS = ("state", "workers", "orchestrator", "tests")
 AT_ONCE = 2
 
@@ -48,20 +52,36 @@ def _reap(running: dict[int, int], codes: list[int | None]) -> None:
 
 
 def _run(job: dict[str, Any]) -> None:
-    """In the child: pytest on the copy, with nothing of ours imported before. Never returns."""
+    """In the child: the copy's code, with nothing of ours imported before. Never returns."""
     signal.alarm(job["seconds"])
     root = job["root"]
     os.chdir(root)
-    out = os.open("pytest.out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    told = "scenario" if "scenario" in job else "pytest"
+    out = os.open(f"{told}.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.environ["PYTHONPATH"] = root
     sys.path.insert(0, root)
     for name in [n for n in sys.modules if n.split(".")[0] in OURS]:
         del sys.modules[name]
-    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--basetemp", f"{root}/tmp", *job["tests"]])
+    code = _scenario(job["scenario"], Path(job["out"])) if told == "scenario" else _tests(root, job["tests"])
     sys.stdout.flush()
-    os._exit(int(code))
+    os._exit(code)
+
+
+def _tests(root: str, tests: list[str]) -> int:
+    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--basetemp", f"{root}/tmp", *tests]))
+
+
+def _scenario(name: str, directory: Path) -> int:
+    module, _, function = name.partition(":")
+    try:
+        directory.mkdir(parents=True)
+        getattr(importlib.import_module(f"tests.prove.{module}"), function)(directory)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,19 +1,27 @@
-"""Each fault that systems like this one really had turns a test of ours red."""
+"""Each fault that systems like this one really had turns a test of ours red, and where it leaves a trace in a journal,
+the audit finds it."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.prove.mutants import MUTANTS, Mutant
+from state.audit import audit
+from tests.prove.every_mutant import MUTANTS
+from tests.prove.mutant import Mutant, Trace
+
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("state", "workers", "orchestrator", "tests", "examples")
@@ -23,10 +31,30 @@ KILLED = (1, -signal.SIGSEGV)
 
 FAST = [m for m in MUTANTS if all(test.startswith("tests/state/") for test in m.killers)]
 REST = [m for m in MUTANTS if m not in FAST]
+TRACED = [m for m in MUTANTS if isinstance(m.trace, Trace)]
+
+
+@dataclass
+class Trees:
+    """A copy of the packages and their tests, and one more for each mutant, by hazard. `moved`: why some have none."""
+
+    directory: Path
+    base: Path
+    of: dict[str, Path] = field(default_factory=dict)
+    moved: dict[str, str] = field(default_factory=dict)
+
+    def run(self, jobs: Sequence[Mapping[str, Any]], seconds: int) -> list[int]:
+        asked = self.directory / "jobs.json"
+        asked.write_text(json.dumps([{**job, "root": str(job["root"]), "seconds": seconds} for job in jobs]))
+        command = [sys.executable, "-m", "tests.prove.mutant_server", str(asked)]
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        limit = seconds * (len(jobs) + 1)
+        done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, check=True, timeout=limit)
+        return [int(code) for code in json.loads(done.stdout.decode().splitlines()[-1])]
 
 
 def copy_tree(source: Path, target: Path, link: bool) -> Path:
-    """The packages and their tests. Linked files share their bytes with the source: replace, never write into them."""
+    """Linked files share their bytes with the source: replace, never write into them."""
     target.mkdir(parents=True)
     leave = shutil.ignore_patterns("*.jsonl", ".*") if link else shutil.ignore_patterns("__pycache__", ".*")
     for part in PARTS:
@@ -44,54 +72,82 @@ def apply(mutant: Mutant, root: Path) -> None:
         patch.apply(root)
 
 
-def run_all(directory: Path, jobs: Sequence[tuple[Path, tuple[str, ...]]], seconds: int) -> list[int]:
-    asked = directory / "jobs.json"
-    asked.write_text(json.dumps([{"root": str(r), "tests": list(t), "seconds": seconds} for r, t in jobs]))
-    command = [sys.executable, "-m", "tests.prove.mutant_server", str(asked)]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, check=True, timeout=seconds * (len(jobs) + 1)
-    )
-    return [int(code) for code in json.loads(done.stdout.decode().splitlines()[-1])]
-
-
-def survivors(directory: Path, mutants: Sequence[Mutant], seconds: int) -> dict[str, str]:
-    """By hazard, what became of those that were not killed, or could not be applied."""
-    base = copy_tree(ROOT, directory / "base", link=False)
-    named = tuple(dict.fromkeys(test for mutant in mutants for test in mutant.killers))
-    (sound,) = run_all(directory, [(base, named)], seconds)
-    assert sound == PASSED, f"without a mutant: {(base / 'pytest.out').read_text()[-4000:]}"
-    found, jobs = {}, []
-    for number, mutant in enumerate(mutants):
-        root = copy_tree(base, directory / str(number), link=True)
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Trees:
+    directory = tmp_path_factory.mktemp("mutants")
+    made = Trees(directory, copy_tree(ROOT, directory / "base", link=False))
+    for number, mutant in enumerate(MUTANTS):
+        root = copy_tree(made.base, directory / str(number), link=True)
         try:
             apply(mutant, root)
+            made.of[mutant.hazard] = root
         except LookupError as error:
-            found[mutant.hazard] = f"the patch does not apply: {error}"
-            continue
-        jobs.append((mutant, root))
-    codes = run_all(directory, [(root, mutant.killers) for mutant, root in jobs], seconds)
-    for (mutant, root), code in zip(jobs, codes, strict=True):
+            made.moved[mutant.hazard] = f"the patch does not apply: {error}"
+    return made
+
+
+# ---- tests see them ------------------------------------------------------------------------------------------------
+
+
+def survivors(trees: Trees, mutants: Sequence[Mutant], seconds: int) -> dict[str, str]:
+    """By hazard, what became of those that were not killed, or could not be applied."""
+    named = tuple(dict.fromkeys(test for mutant in mutants for test in mutant.killers))
+    (sound,) = trees.run([{"root": trees.base, "tests": named}], seconds)
+    assert sound == PASSED, f"without a mutant: {(trees.base / 'pytest.out').read_text()[-4000:]}"
+    found = {m.hazard: trees.moved[m.hazard] for m in mutants if m.hazard in trees.moved}
+    there = [m for m in mutants if m.hazard in trees.of]
+    codes = trees.run([{"root": trees.of[m.hazard], "tests": m.killers} for m in there], seconds)
+    for mutant, code in zip(there, codes, strict=True):
         if code not in KILLED:
-            found[mutant.hazard] = f"pytest ended with {code}: {(root / 'pytest.out').read_text()[-1500:]}"
+            told = (trees.of[mutant.hazard] / "pytest.out").read_text()[-1500:]
+            found[mutant.hazard] = f"pytest ended with {code}: {told}"
     return found
 
 
 @pytest.fixture(scope="module")
-def fast(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return survivors(tmp_path_factory.mktemp("fast"), FAST, seconds=100)
+def fast(trees: Trees) -> dict[str, str]:
+    return survivors(trees, FAST, seconds=200)
 
 
-@pytest.mark.prove
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("hazard", [m.hazard for m in FAST])
 def test_the_suite_sees(fast: dict[str, str], hazard: str) -> None:
     assert hazard not in fast, fast[hazard]
 
 
-@pytest.mark.prove
-@pytest.mark.timeout(3600)
-def test_tests_of_workers_and_the_orchestrator_see_the_rest(tmp_path: Path) -> None:
-    left = survivors(tmp_path, REST, seconds=600)
-    print(f"\nmutants: {len(MUTANTS) - len(left)} killed of {len(MUTANTS)} ({len(FAST)} by tests of `state` alone)")
+def test_tests_of_workers_and_the_orchestrator_see_the_rest(trees: Trees, fast: dict[str, str]) -> None:
+    left = survivors(trees, REST, seconds=600)
+    killed = len(MUTANTS) - len(left) - len(fast)
+    print(f"\nmutants: {killed} killed of {len(MUTANTS)} ({len(FAST)} by tests of `state` alone)")
     assert left == {}
+
+
+# ---- the audit sees them -------------------------------------------------------------------------------------------
+
+
+def findings(trees: Trees, asked: Mapping[str, tuple[Path, str]]) -> dict[str, list[str]]:
+    """By name, what the audit of this tree finds in the journals that a scenario leaves behind in another."""
+    places = {name: trees.directory / "runs" / str(number) for number, name in enumerate(asked)}
+    jobs = [{"root": root, "scenario": scenario, "out": str(places[name])} for name, (root, scenario) in asked.items()]
+    ended = dict(zip(asked, trees.run(jobs, seconds=300), strict=True))
+    failed = {name: code for name, code in ended.items() if code == 1 and asked[name][0] == trees.base}
+    assert not failed, f"{failed}: {(trees.base / 'scenario.out').read_text()[-3000:]}"
+    found = {name: [str(finding) for finding in audit(place).findings] for name, place in places.items()}
+    shutil.rmtree(trees.directory / "runs")
+    return found
+
+
+def test_the_audit_finds_every_mutant_that_leaves_a_trace(trees: Trees) -> None:
+    traces = {m.hazard: m.trace for m in TRACED if isinstance(m.trace, Trace) and m.hazard in trees.of}
+    sound = findings(trees, {t.scenario: (trees.base, t.scenario) for t in traces.values()})
+    mutated = findings(trees, {hazard: (trees.of[hazard], t.scenario) for hazard, t in traces.items()})
+    missed, false = {}, {}
+    for hazard, trace in traces.items():
+        if not any(re.search(trace.finding, finding) for finding in mutated[hazard]):
+            missed[hazard] = (trace.finding, mutated[hazard])
+        if any(re.search(trace.finding, finding) for finding in sound[trace.scenario]):
+            false[hazard] = sound[trace.scenario]
+    seen = len(TRACED) - len(missed) - len(trees.moved.keys() & traces.keys())
+    print(f"\naudit: found {seen} of {len(TRACED)} mutants that leave a trace (of {len(MUTANTS)})")
+    assert missed == {}
+    assert false == {}
+    assert len(traces) == len(TRACED)

@@ -88,7 +88,7 @@ def test_another_old_actor_than_the_one_that_generated_is_found(run_dir: Path, b
 
 def test_a_behaviour_policy_that_nobody_computed_with_is_found(run_dir: Path) -> None:
     edit(run_dir, "driver", update(behaviour=[0, 2]), kind="trained", rollout_id=1)
-    found(run_dir, "no rank took old_actor@2 for the policy that made rollout 1")
+    found(run_dir, "none of actor/0, actor/1 took old_actor@2 for the policy that made rollout 1, and it was that")
 
 
 # ---- starts --------------------------------------------------------------------------------------------------------

@@ -73,6 +73,10 @@ DISAGREEMENTS: dict[str, tuple[Change, str]] = {
         r"rank 2 is in state poisoned \(while loading: OSError\)",
     ),
     "unclean": (lambda a: replace(a, recorded="feed"), "rank 2 has live bytes .* but recorded feed for actor@7"),
+    "unclean, by name": (
+        lambda a: replace(a, recorded="feed", changed=("norm",)),
+        "rank 2 has live bytes .* but recorded feed for actor@7: 1 tensors changed, norm",
+    ),
     "nothing live": (lambda a: replace(a, live=None), "rank 2 has live bytes None"),
     "version": (lambda a: replace(a, version=6), "version differs: ranks 0, 1, 3: 7; rank 2: 6"),
     "incarnation": (

@@ -35,6 +35,7 @@ LOADED = (step("load"), step("loaded"), step("ready"))
 LENT = (step("switch", "ref"), step("switched", "ref"))
 BACK = (step("switch", before="resident.ref"), step("switched"))
 ATTESTED = {"kind": "attested", "transition": 3, "state": "resident.actor", "slot": "actor", "version": 0, "digest": A}
+ATTESTED |= {"changed": []}
 
 RIGHT = {
     "a borrow": (*LENT, *BACK),
@@ -68,7 +69,9 @@ WRONG = {
     "I3 actor@0 came in, and nobody": (step("wake", before="asleep"), step("switched", live=None)),
     "I9 a snapshot of actor was taken with": ({"kind": "snapshot", "slot": "old_actor", "digest": A, "live": B},),
     "I9 a snapshot of actor was taken, and nobody": ({"kind": "snapshot", "slot": "old_actor", "digest": A},),
-    f"I2 it attested to actor@0 with live bytes {B}": (ATTESTED | {"live": B, "kept": []},),
+    f"I2 it attested to actor@0 (up.weight) with live bytes {B}": (
+        ATTESTED | {"live": B, "kept": [], "changed": ["up.weight"]},
+    ),
     "I3 live bytes were hashed in state asleep": (ATTESTED | {"state": "asleep", "live": A, "kept": []},),
     f"I10 it attested to ref@2 with live bytes {B}": (
         ATTESTED | {"live": A, "kept": [{"slot": "ref", "version": 2, "digest": A, "live": B}]},
@@ -120,7 +123,7 @@ def test_bytes_that_were_overwritten_are_found_although_the_gang_refuses_them(tm
     worker.machine.attest()
     (found,) = audited(tmp_path)
     assert "I2" in found
-    assert "actor/0: it attested to actor@0 with live bytes" in found
+    assert "actor/0: it attested to actor@0 (head.weight, norm.weight, up.weight) with live bytes" in found
 
 
 def test_a_copy_that_was_overwritten_is_found_although_the_worker_is_poisoned(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from state.engine_life import EngineLife, EngineTransition
+from state.errors import InvariantViolation
 from state.gang import Quorum, agree
 from state.journal import Journal
 from state.resume import LoadSpec, ResumePlan
-from state.slots import Slot, WeightId
+from state.slots import Slot, Tier, WeightId
 from tests.state.toy import ToyWorker, cold_worker
 
 WORLD = 2
@@ -25,8 +26,9 @@ class ToyRun:
 
     `torn` names engines that turn out to hold something else than was published. `kept` are slots that change: the
     reference is what `refresh` made it, and each sample is trained on under the old_actor of the version that made it.
-    `loaded` is what is filled beside the actor, `publish_every` after how many rollouts engines get another version,
-    `split` over how many ranks the model is split: both hold all of it with 1.
+    `loaded` is what is filled beside the actor, in `tier`; `publish_every` after how many rollouts engines get another
+    version; `split` over how many ranks the model is split: both hold all of it with 1. `amounts`: by rank, what a step
+    adds to every weight. `resumed` is the plan, where it is not to continue from this run's own checkpoint.
     """
 
     directory: Path
@@ -37,19 +39,22 @@ class ToyRun:
     loaded: tuple[tuple[Slot, int], ...] = ((Slot.REF, 0),)
     publish_every: int = 1
     split: int = WORLD
+    tier: Tier = Tier.COPY
+    amounts: tuple[float, ...] = (1.0,) * WORLD
+    resumed: ResumePlan | None = None
     published: int = 0
     workers: list[ToyWorker] = field(default_factory=list)
     engines: dict[str, EngineLife] = field(default_factory=dict)
     publishes: int = 0
 
-    def begin(self) -> None:
+    def begin(self, verify: bool = True) -> None:
         self.driver = Journal(self.directory / "journal" / "driver.jsonl", "driver")
         self.fleet = Journal(self.directory / "journal" / "fleet.jsonl", "fleet")
         self.driver.append("driver_started", incarnation=self.incarnation, pid=1, start_rollout_id=None)
         self.engines = {name: EngineLife(name, self._record) for name in ENGINES}
         for life in self.engines.values():
             life.started()
-        self._begin_gang()
+        self._begin_gang(verify)
 
     def rebuilt(self, start: int) -> ToyRun:
         """The gang fails in the middle of a step; another one takes its place, and engines stay."""
@@ -64,16 +69,18 @@ class ToyRun:
         following._begin_gang()
         return following
 
-    def _begin_gang(self) -> None:
+    def _begin_gang(self, verify: bool = True) -> None:
         for rank in range(WORLD):
             place = {"rank": rank, "world_size": WORLD, "incarnation": self.incarnation, "split": self.split}
-            options = {"kept": self.kept, "keep_old_actors": 2}
+            options = {"kept": self.kept, "keep_old_actors": 2, "tier": self.tier}
             self.workers.append(cold_worker(self.directory, **place, **options))  # type: ignore[arg-type]
         for worker in self.workers:
-            worker.load(Slot.ACTOR, 1 + self.start, version=self.start)
+            version = self.start if self.plan().load_optimizer else 0
+            worker.load(Slot.ACTOR, 1 + version, version)
             for slot, version in self.loaded:
-                worker.load(slot, 20 if (slot, version) == (Slot.REF, 0) else 1 + version, version)
-            worker.machine.ready()
+                worker.load(slot, self.filling(slot, version), version)
+            if verify:
+                worker.machine.ready()
         self.driver.append(
             "gang_started",
             role="actor",
@@ -83,6 +90,10 @@ class ToyRun:
             resume=self.plan().to_json(),
         )
 
+    def filling(self, slot: Slot, version: int) -> float:
+        """What every weight of a slot is that is loaded: an actor's of that version, or the first reference's."""
+        return 20 if (slot, version) == (Slot.REF, 0) else 1 + version
+
     def confirm_resume(self) -> None:
         quorum = self.agree(f"resume-{self.incarnation}", with_kept=True)
         held = {"actor": quorum.digest} | {f"{k.slot}@{k.version}": k.digest for k in quorum.kept}
@@ -91,6 +102,8 @@ class ToyRun:
         self.driver.append("continuity", incarnation=self.incarnation, **about)
 
     def plan(self) -> ResumePlan:
+        if self.resumed is not None:
+            return self.resumed
         if not self.start:
             return ResumePlan("fresh", LoadSpec.random(), 0, False, False, False, "nothing was saved")
         spec = LoadSpec(str(self.directory / "checkpoints"), self.start - 1, "native")
@@ -114,15 +127,16 @@ class ToyRun:
 
     def train(self, rollout_id: int) -> None:
         """On samples of the version that was published last."""
-        for worker in self.workers:
-            with worker.machine.borrow(Slot.REF):
-                pass
+        for worker, amount in zip(self.workers, self.amounts, strict=True):
+            if any(slot is Slot.REF for slot, _ in self.loaded):
+                with worker.machine.borrow(Slot.REF):
+                    pass
             if Slot.OLD_ACTOR in self.kept:
                 with worker.machine.borrow(Slot.OLD_ACTOR, self.published):
                     pass
             with worker.machine.step(rollout_id) as scope:
                 scope.before_write()
-                worker.masters.step(1)
+                worker.masters.step(amount)
         self.driver.append(
             "trained",
             incarnation=self.incarnation,
@@ -138,12 +152,19 @@ class ToyRun:
     def agree(self, publish_id: str, with_kept: bool = False) -> Quorum:
         return agree([worker.machine.attest(with_kept=with_kept) for worker in self.workers], publish_id)
 
-    def publish(self, fail: Callable[[], None] | None = None) -> None:
+    def publish(self, fail: Callable[[], None] | None = None, quorum: Quorum | None = None) -> None:
+        """`fail`: it breaks off on the way. `quorum`: one of before."""
         self.publishes += 1
-        quorum = self.agree(f"publish-{self.incarnation}-{self.publishes}")
+        quorum = quorum or self.agree(f"publish-{self.incarnation}-{self.publishes}")
         scopes = [ExitStack() for _ in self.workers]
-        for worker, scope in zip(self.workers, scopes, strict=True):
-            scope.enter_context(worker.machine.publishing(quorum))
+        try:
+            for worker, scope in zip(self.workers, scopes, strict=True):
+                scope.enter_context(worker.machine.publishing(quorum))
+        except InvariantViolation as error:
+            self._record_publish(quorum, "refused", {}, reason=str(error))
+            for scope in scopes:
+                scope.close()
+            raise
         for life in self.engines.values():
             life.begin_update(quorum.publish_id, quorum.weights)
         if fail is not None:

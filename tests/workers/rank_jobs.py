@@ -231,6 +231,20 @@ def train_on(place: Place, setting: Setting, root: Path, start: int, end: int, s
         return Trained(metrics, digests, live.digest)
 
 
+def masters_beside_a_reference(place: Place, setting: Setting, root: Path) -> list[str]:
+    """A rank that has trained is saved; another takes a random actor and, after it, that as its reference. Which
+    masters of the second are not the actor's."""
+    with rank_of(place, replace(setting, slots=SLOTS[:1], algorithm=AlgorithmConfig())) as rank:
+        publish(rank, "p0")
+        rank.train(shard(rank, 0, 0))
+        save(rank, root, 0)
+    trained = SlotSpec(Slot.REF, LoadSpec(str(root), 0, "native"), 1, Tier.COPY)
+    with rank_of(place, replace(setting, slots=(SLOTS[0], trained), incarnation=2)) as rank:
+        quorum = agreed(rank, "second", with_kept=True)
+        assert {kept.digest for kept in quorum.kept} != {quorum.digest}, "the reference is no other than the actor"
+        return rank._optimizer.master_mismatches()
+
+
 def asleep(place: Place, setting: Setting, root: Path) -> dict[str, str]:
     """What each verb says of a rank that sleeps; and what it saves once awake, by slot."""
     with rank_of(place, setting) as rank:

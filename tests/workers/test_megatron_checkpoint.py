@@ -249,6 +249,7 @@ def test_nothing_is_written_without_a_permit_to_save(tmp_path: Path) -> None:
 
 def test_directories_of_load_specs(tmp_path: Path) -> None:
     assert directory(LoadSpec(str(tmp_path), 4, "native")) == tmp_path / "iter_0000004"
+    assert directory(LoadSpec(str(tmp_path), 4, "native", "slots/ref")) == tmp_path / "iter_0000004" / "slots" / "ref"
     assert directory(LoadSpec(str(tmp_path), None, "release")) == tmp_path / "release"
     with pytest.raises(ResumeError, match="does not name a native checkpoint"):
         directory(LoadSpec(str(tmp_path), None, "native"))

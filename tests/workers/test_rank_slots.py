@@ -49,9 +49,33 @@ def changed(before: Scores, after: Scores) -> set[str]:
     return names
 
 
+@pytest.mark.parametrize("tier", [Tier.COPY, Tier.DEVICE])
+def test_slots_that_are_scored_beside_the_actor_leave_an_on_policy_ratio_of_exactly_one(
+    tmp_path: Path, tier: Tier
+) -> None:
+    slots = tuple(replace(s, tier=tier) if s.slot is not Slot.ACTOR else s for s in SLOTS)
+    recomputed = EVERY.model_copy(update={"old_logprobs": "recompute"})
+    setting = Setting(tmp_path, slots=slots, algorithm=recomputed, keep_old_actors=0, ref_update_interval=None)
+    (told,) = run_gang(f"{JOBS}:train_on", 1, (setting, tmp_path, 0, 2, -1))
+    assert [step["train/ratio_mean"] for step in told.metrics] == [1.0, 1.0]
+    assert told.metrics[1]["train/kl_loss"] > 1e-4  # it is another one by then
+
+
 def test_each_sample_of_a_batch_is_scored_under_its_own_version(tmp_path: Path) -> None:
     (told,) = run_gang(f"{JOBS}:scores_of_mixed_versions", 1, (Setting(tmp_path, keep_old_actors=3),))
     assert told == [(i // 3, True) for i in (5, 0, 7, 3, 1, 8, 2, 6, 4)]
+
+
+def test_the_masters_are_the_actors_whatever_is_loaded_after_it(tmp_path: Path) -> None:
+    """In bfloat16 masters are tensors of their own: an optimizer that had the reference's would step away from it."""
+    setting = Setting(
+        tmp_path / "run",
+        algorithm=AlgorithmConfig(use_kl_loss=True, kl_loss_coef=0.1),
+        keep_old_actors=0,
+        model=MODEL.model_copy(update={"dtype": "bfloat16"}),
+    )
+    (differing,) = run_gang(f"{JOBS}:masters_beside_a_reference", 1, (setting, tmp_path / "saved"))
+    assert differing == []
 
 
 def test_a_sample_that_several_versions_generated_has_no_old_actor() -> None:
