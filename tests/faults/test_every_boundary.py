@@ -65,8 +65,13 @@ def of_engines() -> list[Fault]:
     updating = [(at, when) for at in (*ENGINE_VERBS, "bucket") if at != "generate" for when in ("before", "after")]
     deadly = [*updating, ("generate", "before"), ("generate", "after")]
     numbers = [number for number in range(1, len(deadly) + 2) if number != HEALTHY]
+    # Buckets come only with a transfer that gets so far, so that they are counted otherwise.
+    turn = {"bucket before": 3, "bucket after": 5}
     return [
-        *(Fault("engine/0", at, when, "raise", 2 + 2 * n) for n, (at, when) in enumerate(updating)),  # type: ignore[arg-type]
+        *(
+            Fault("engine/0", at, when, "raise", turn.get(f"{at} {when}", 2 + 2 * n))  # type: ignore[arg-type]
+            for n, (at, when) in enumerate(updating)
+        ),
         *(Fault(f"engine/{n}", at, when, "kill") for n, (at, when) in zip(numbers, deadly, strict=True)),  # type: ignore[arg-type]
     ]
 
@@ -121,9 +126,8 @@ def test_an_engine_fails_at_every_boundary(place: Place) -> None:
     engines = journal(run_dir, "fleet", "engine")
     for fault in faults:
         of_it = [e for e in engines if e["engine"] == f"failing/{fault.who}" and e["reason"] is not None]
-        wanted = ("die",) if fault.how == "kill" else ("abort", "withdraw")
-        assert any(e["trigger"] in wanted for e in of_it), str(fault)
+        wanted = ("die", "EngineGone") if fault.how == "kill" else ("abort", f"on purpose: {fault}")
+        assert any(e["trigger"] == wanted[0] and wanted[1] in e["reason"] for e in of_it), str(fault)
     assert digests(run_dir) == digests(place.path / "untouched")
-    assert len({entry["incarnation"] for entry in journal(run_dir, "driver", "gang_started")}) == 1
     audit = place.run("audit", run_dir)
     assert audit.code == 0, audit.output[:5000]

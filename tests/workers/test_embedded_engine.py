@@ -613,6 +613,23 @@ def test_what_is_still_arriving_cannot_be_proven(model):
     assert refused == ["run/engine/0 cannot prove what is still arriving"]
 
 
+def test_an_engine_that_still_receives_is_not_flushed_and_so_not_updated(model):
+    tensors = tensors_of(model)
+    engine = engine_with(tensors)
+    refused: list[str] = []
+
+    def ask() -> None:
+        with pytest.raises(EngineRefused) as error:
+            engine.flush()
+        refused.append(str(error.value))
+
+    received(engine).midway = ask
+    publish(engine, manifest_of(tensors))
+    assert refused == ["run/engine/0 cannot flush: a transfer is under way"]
+    engine.pause()
+    engine.flush()
+
+
 def test_mismatches_name_every_difference():
     a, b = torch.zeros(3), torch.ones(3)
     published = (digest_tensor("a", a), digest_tensor("b", b), digest_tensor("c", b))
