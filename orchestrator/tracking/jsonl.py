@@ -27,24 +27,26 @@ class Repair:
 def repair(path: Path, start_step: int) -> Repair:
     """Make `path` what it was before step `start_step`.
 
-    Cut a torn last line (one without a line end), and drop lines that are no JSON object with a `step`, and those of
-    steps that will run again. The file is replaced atomically, and only if there is something to take out.
+    Take out a torn last line (one without a line end), lines that are no JSON object with a `step`, and those of steps
+    that will run again. They are not lost: `set_aside(path)` takes them. The file is replaced atomically, and only if
+    there is something to take out.
     """
     if not path.exists():
         return Repair()
     content = path.read_bytes()
     *lines, torn = content.split(b"\n")
-    kept, unreadable, later = [], 0, 0
+    kept: list[bytes] = []
+    unreadable: list[bytes] = []
+    later: list[bytes] = []
     for line in lines:
         step = _step_of(line)
-        if step is None:
-            unreadable += 1
-        elif step >= start_step:
-            later += 1
-        else:
-            kept.append(line + b"\n")
-    found = Repair(torn_bytes=len(torn), unreadable_lines=unreadable, later_lines=later)
+        (unreadable if step is None else later if step >= start_step else kept).append(line + b"\n")
+    found = Repair(torn_bytes=len(torn), unreadable_lines=len(unreadable), later_lines=len(later))
     if found:
+        with set_aside(path).open("ab") as file:
+            file.writelines([*unreadable, *later, *([torn + b"\n"] if torn else [])])
+            file.flush()
+            os.fsync(file.fileno())
         replacement = path.with_name(path.name + ".repaired")
         with replacement.open("wb") as file:
             file.writelines(kept)
@@ -52,6 +54,11 @@ def repair(path: Path, start_step: int) -> Repair:
             os.fsync(file.fileno())
         replacement.replace(path)
     return found
+
+
+def set_aside(path: Path) -> Path:
+    """Where what was taken out of `path` is kept: `metrics.before.jsonl` beside `metrics.jsonl`."""
+    return path.with_name(f"{path.stem}.before{path.suffix}")
 
 
 def _step_of(line: bytes) -> int | None:

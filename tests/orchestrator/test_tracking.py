@@ -92,6 +92,16 @@ def test_resuming_cuts_a_torn_line_and_drops_the_steps_that_run_again(tmp_path: 
     tracker.log(2, {"again": 1})
     tracker.close()
     assert records(path) == [{"step": 0}, {"step": 1}, {"step": 2, "again": 1}]
+    assert (tmp_path / "m.before.jsonl").read_text() == '{"step": 2}\n{"step": 3, "rewa\n'
+
+
+def test_a_start_from_nothing_loses_no_line_of_the_run_before(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 0}\n{"step": 1}\n')
+    for _ in range(2):
+        JsonlTracker(path, 0).close()
+    assert records(path) == []
+    assert [record["step"] for record in records(tmp_path / "m.before.jsonl")] == [0, 1]
 
 
 def test_every_cut_of_a_file_leaves_whole_lines(tmp_path: Path) -> None:
