@@ -41,11 +41,14 @@ def plan(config: Config) -> ResumePlan:
     the same command continues from that, as a run and not as weights. Whoever names a `checkpoint.ckpt_step` means it.
     """
     root, saved, checkpoint = load_root(config), save_root(config), config.checkpoint
-    begun = (
-        saved is not None and saved != root and checkpoint.ckpt_step is None and bool(checkpoints.inspect(saved).ours)
-    )
+    inventory = None
+    if saved is not None and saved != root and checkpoint.ckpt_step is None:
+        inventory = checkpoints.inspect(saved)
+    begun = inventory is not None and bool(inventory.ours)
+    if not begun:
+        inventory = checkpoints.inspect(root) if root is not None else None
     request = ResumeRequest(
-        load=str(saved) if begun else str(root) if root is not None else None,
+        load=inventory.path if inventory is not None else None,
         base=_base(config),
         ckpt_step=checkpoint.ckpt_step,
         mode=config.model.megatron_to_hf_mode,
@@ -53,7 +56,6 @@ def plan(config: Config) -> ResumePlan:
         weights_only=checkpoint.weights_only and not begun,
         start_rollout_id=config.loop.start_rollout_id,
     )
-    inventory = checkpoints.inspect(request.load) if request.load is not None else None
     made = _of_the_same(config, plan_resume(request, inventory), inventory)
     return replace(made, reason=f"{made.reason}; checkpoint.load is where this run began") if begun else made
 
