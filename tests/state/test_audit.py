@@ -25,12 +25,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture
-def run_dir(sound: Path, tmp_path: Path) -> Path:
-    """A copy to be damaged."""
-    return Path(shutil.copytree(sound, tmp_path / "run"))
-
-
 # ---- sound runs ------------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,6 @@ up."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("sound") / "run"
     kept_run(directory)
     return directory
-
-
-@pytest.fixture
-def run_dir(sound: Path, tmp_path: Path) -> Path:
-    """A copy to be damaged. Its saves are where the sound run made them."""
-    return Path(shutil.copytree(sound, tmp_path / "run"))
 
 
 def test_a_sound_run_has_no_findings(sound: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,8 @@ import pytest
 
 from state.audit import audit
 from state.journal import Journal
-from tests.state.test_audit import drop, edit, entries, find, findings, found, killed_at, update, write
+from tests.state.journal_edits import drop, edit, entries, find, findings, found, update, write
+from tests.state.test_audit import killed_at
 from tests.state.toy_run import ToyRun
 
 
@@ -34,11 +34,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("background") / "run"
     background_run(directory)
     return directory
-
-
-@pytest.fixture
-def run_dir(sound: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(sound, tmp_path / "run"))
 
 
 def test_a_sound_run_has_no_findings(sound: Path) -> None:
