@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import pickle
 import platform
@@ -24,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.reporting import report
 from state.digest import PieceDigest, Region, ShardDigest
 from state.gang import Attestation, GangId, agree
 from state.slots import Slot, WorkerId
@@ -131,17 +131,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     result = {
-        "command": " ".join(["python", *sys.argv]),
-        "date": time.strftime("%Y-%m-%d"),
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         **measure(sent(drifted=False), options.repeats),
         **found(sent(drifted=True)),
     }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if options.out is not None:
-        options.out.write_text(text + "\n")
+    report(result, options.out)
 
 
 if __name__ == "__main__":

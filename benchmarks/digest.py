@@ -12,7 +12,6 @@ the time of `digest_pieces`, table, wait and summary included: 1 is as fast as a
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import sys
 import time
@@ -25,6 +24,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.reporting import report
 from state.digest import Piece, Region, digest_pieces, eager_sums
 
 HIDDEN, FFN, HEAD, QUERIES, GROUPS = 4096, 12288, 128, 32, 8
@@ -122,8 +122,6 @@ def main() -> None:
     dtypes = {name: getattr(torch, name) for name in options.dtypes}
     result = {
         "benchmark": "digest",
-        "command": " ".join(["python", *sys.argv]),
-        "date": time.strftime("%Y-%m-%d"),
         "machine": torch.cuda.get_device_name() if options.device == "cuda" else processor(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -134,10 +132,7 @@ def main() -> None:
             for dtype in dtypes.values()
         ],
     }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if options.out is not None:
-        options.out.write_text(text + "\n")
+    report(result, options.out)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ in one process; told are medians of the differences of such pairs, in wall and i
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import sys
@@ -24,6 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.reporting import report
 from state.gang import agree
 from state.slots import Slot
 from state.store import Key
@@ -95,17 +95,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     result = {
-        "command": " ".join(["python", *sys.argv]),
-        "date": time.strftime("%Y-%m-%d"),
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "steps": options.steps,
         **measure(options.steps),
     }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if options.out is not None:
-        options.out.write_text(text + "\n")
+    report(result, options.out)
 
 
 if __name__ == "__main__":
