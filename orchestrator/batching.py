@@ -23,6 +23,13 @@ def steps_per_rollout(config: Config) -> int:
     return config.train.num_steps_per_rollout or 1
 
 
+def num_rollouts(config: Config) -> int:
+    """Rollouts of the whole run. Raises `ValueError` for epochs that nobody has counted (`horizon.settled`)."""
+    if config.loop.num_rollout is None:
+        raise ValueError(f"loop.num_rollout is not known yet: loop.num_epoch is {config.loop.num_epoch}")
+    return config.loop.num_rollout
+
+
 def total_steps(config: Config) -> int:
     """Optimizer steps of the whole run."""
-    return config.loop.num_rollout * steps_per_rollout(config)
+    return num_rollouts(config) * steps_per_rollout(config)

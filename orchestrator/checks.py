@@ -22,6 +22,7 @@ def problems(config: Config) -> tuple[Problem, ...]:
     """Everything that is wrong with a combination of options; empty when it can run."""
     checks = (
         _run,
+        _length,
         _layout,
         _batch,
         _model,
@@ -46,6 +47,22 @@ def _run(config: Config) -> Iterator[Problem]:
     name = config.run.name
     if not name or name in (".", "..") or "/" in name or "\0" in name:
         yield Problem("run.name", f"{name!r} cannot name a directory; use letters, digits, `-` and `_`")
+
+
+def _length(config: Config) -> Iterator[Problem]:
+    loop, generator = config.loop, config.data.generator
+    if loop.num_rollout is None and loop.num_epoch is None:
+        yield Problem(
+            "loop.num_rollout",
+            "how long is the run? Give this, or loop.num_epoch for passes over data.path (0 rollouts: only evaluate)",
+        )
+    elif loop.num_rollout is not None and loop.num_epoch is not None:
+        yield Problem("loop.num_epoch", "give this or loop.num_rollout, not both")
+    elif loop.num_epoch is not None and generator is not None:
+        yield Problem(
+            "loop.num_epoch",
+            f"data.generator {generator} has no end, so there are no epochs of it; give loop.num_rollout",
+        )
 
 
 def _layout(config: Config) -> Iterator[Problem]:
@@ -155,9 +172,12 @@ def _transport(config: Config) -> Iterator[Problem]:
 
 
 def _schedule(config: Config) -> Iterator[Problem]:
-    train, steps = config.train, total_steps(config)
+    train = config.train
     if train.min_lr > train.lr:
         yield Problem("train.min_lr", f"{train.min_lr} is above train.lr {train.lr}")
+    if config.loop.num_rollout is None:
+        return  # as long as nobody has counted
+    steps = total_steps(config)
     if steps and train.lr_warmup_steps >= steps:
         yield Problem(
             "train.lr_warmup_steps",

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator import checks, prompt_checks, resuming, run_lock, slot_plan, surroundings
+from orchestrator import checks, horizon, prompt_checks, resuming, run_lock, slot_plan, surroundings
+from orchestrator.batching import num_rollouts
 from orchestrator.commands.command_line import parser, print_json
 from orchestrator.config import Config
 from orchestrator.exit_codes import ExitCode, exit_code
@@ -117,7 +118,26 @@ def _planned(config: Config) -> tuple[ResumePlan, Sequence[SlotLoad]]:
 def _checked(resolved: Resolved) -> Config:
     config = resolved.config
     _refuse(resolved, (*checks.problems(config), *surroundings.problems(config, surroundings.here(config))))
-    return config
+    return config if config.loop.num_epoch is None else _settled(resolved)
+
+
+def _settled(resolved: Resolved) -> Config:
+    """With its epochs counted, which says more about what cannot be right."""
+    from orchestrator.rows import DataError
+    from orchestrator.tokenizer import TokenizerError
+
+    config = resolved.config
+    try:
+        settled = horizon.settled(config)
+    except (DataError, TokenizerError) as error:
+        _refuse(resolved, [Problem("data.path", f"loop.num_epoch cannot be counted: {error}")])
+        raise
+    print(
+        f"loop.num_epoch {config.loop.num_epoch} of {config.data.path}: {num_rollouts(settled)} rollouts",
+        file=sys.stderr,
+    )
+    _refuse(resolved, checks.problems(settled))
+    return settled
 
 
 def _refuse(resolved: Resolved, problems: Iterable[Problem]) -> None:
@@ -135,12 +155,12 @@ def _print_dry_run(config: Config, plan: ResumePlan, auxiliary: Sequence[SlotLoa
 
 
 def _print_start(config: Config, plan: ResumePlan, auxiliary: Sequence[SlotLoad]) -> None:
-    print(f"# starts at rollout {plan.start_rollout_id} of {config.loop.num_rollout}: {plan.reason}")
+    print(f"# starts at rollout {plan.start_rollout_id} of {num_rollouts(config)}: {plan.reason}")
     print(f"# actor: {plan.load}")
     for one in auxiliary:
         print(f"# {one}: {one.load}")
-    if plan.start_rollout_id >= config.loop.num_rollout > 0:
-        print("# every rollout is done already; a larger loop.num_rollout goes on from here", flush=True)
+    if plan.start_rollout_id >= num_rollouts(config) > 0:
+        print("# every rollout is done already; a larger loop.num_rollout or num_epoch goes on from here", flush=True)
 
 
 def _load_json(load: LoadSpec) -> dict[str, Any]:

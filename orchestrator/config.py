@@ -30,8 +30,12 @@ class RunConfig(Frozen):
 class LoopConfig(Frozen):
     mode: Literal["sync", "async"] = "sync"
     """`sync`: generate, train, publish. `async`: the next rollout is generated while this one is trained on."""
-    num_rollout: int = Field(default=1, ge=0)
-    """Rollouts of the whole run; a resumed run does what is left of them."""
+    num_rollout: int | None = Field(default=None, ge=0)
+    """Rollouts of the whole run; a resumed run does what is left of them. 0: only evaluate."""
+    num_epoch: int | None = Field(default=None, ge=1)
+    """Passes over `data.path`, instead of `num_rollout`: as many rollouts as take every prompt that is not left out so
+    often. Epochs follow one another without a gap, so that only the last rollout of all is filled up, with prompts of
+    an epoch more."""
     start_rollout_id: int | None = Field(default=None, ge=0)
     """Overrides where a checkpoint says to start."""
     update_weights_interval: int = Field(default=1, ge=1)

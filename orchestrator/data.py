@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import DataConfig
 from orchestrator.context import USUAL_PROMPT
+from orchestrator.generators import Row
 from orchestrator.rows import DataError, open_rows
 from orchestrator.tokenizer import encode_prompt, tokenizer_fingerprint
 from state.errors import ResumeError
@@ -65,8 +66,18 @@ class DataSource:
         """The next `n` prompts, or as many as this epoch still has: no row twice."""
         prompts = self._collect(n, until_epoch=self._cursor.epoch + 1)
         if not prompts:
-            raise self._nothing_left()
+            raise self._nothing_left(self._cursor.left_out)
         return prompts
+
+    def usable_per_epoch(self) -> int:
+        """Prompts of one epoch that are not left out: reads and tokenises all of them. Raises `DataError` when there
+        is none, and `ValueError` for rows that never end."""
+        if self._rows.size is None:
+            raise ValueError("these rows never end")
+        usable = sum(self._encoded(index) is not None for index in range(self._rows.size))
+        if not usable:
+            raise self._nothing_left(self._rows.size)
+        return usable
 
     def state(self) -> dict[str, Any]:
         """JSON: the cursor, and the fingerprint of what it counts."""
@@ -99,15 +110,14 @@ class DataSource:
                 continue
             in_vain += 1
             if in_vain >= patience:
-                raise self._nothing_left()
+                raise self._nothing_left(self._cursor.left_out)
         return prompts
 
     def _advance(self) -> Prompt | None:
         """One row further; None when its prompt is left out."""
         at = self._cursor
-        row = self._rows.row(self._index(at))
-        text, ids = encode_prompt(self._tokenizer, row.prompt, apply_chat_template=self._config.apply_chat_template)
-        usable = 0 < len(ids) <= self._limit
+        encoded = self._encoded(self._index(at))
+        usable = encoded is not None
         ended = self._rows.size is not None and at.position + 1 >= self._rows.size
         self._cursor = Cursor(
             position=0 if ended else at.position + 1,
@@ -115,17 +125,26 @@ class DataSource:
             next_group_id=at.next_group_id + usable,
             left_out=at.left_out + (not usable),
         )
-        return Prompt(at.next_group_id, ids, text, row.label, row.metadata) if usable else None
+        if encoded is None:
+            return None
+        row, text, ids = encoded
+        return Prompt(at.next_group_id, ids, text, row.label, row.metadata)
+
+    def _encoded(self, index: int) -> tuple[Row, str, tuple[int, ...]] | None:
+        """Row `index` with its text and token ids; None when it is left out."""
+        row = self._rows.row(index)
+        text, ids = encode_prompt(self._tokenizer, row.prompt, apply_chat_template=self._config.apply_chat_template)
+        return (row, text, ids) if 0 < len(ids) <= self._limit else None
 
     def _index(self, at: Cursor) -> int:
         if self._rows.size is None or not self._config.shuffle:
             return at.position
         return _permutation(self._rows.size, self._seed, at.epoch)[at.position]
 
-    def _nothing_left(self) -> DataError:
+    def _nothing_left(self, left_out: int) -> DataError:
         return DataError(
             f"no prompt of this data has between 1 and data.max_prompt_len={self._limit} tokens; "
-            f"{self._cursor.left_out} were left out"
+            f"{left_out} were left out"
         )
 
 

@@ -12,8 +12,8 @@ from orchestrator.rewards.registry import REWARDS
 
 def check(config: Config) -> Iterator[Problem]:
     """Of training; `source` is for evaluation too."""
-    yield from source("data", config.data, needed=config.loop.num_rollout > 0)
-    if config.loop.num_rollout > 0 and config.reward.name is None:
+    yield from source("data", config.data, needed=config.loop.num_rollout != 0)
+    if config.loop.num_rollout != 0 and config.reward.name is None:
         yield Problem(
             "reward.name", f"needed for training; registered: {', '.join(REWARDS)}, or package.module:function"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator import slot_plan
-from orchestrator.batching import steps_per_rollout
+from orchestrator.batching import total_steps
 from orchestrator.config import Config
 from state.gang import GangId
 from state.resume import LoadSpec, ResumePlan
@@ -27,7 +27,7 @@ def worker_specs(config: Config, plan: ResumePlan, gang: GangId, run_dir: str, h
             slots=tuple(slots),
             load_optimizer=plan.load_optimizer,
             load_rng=plan.load_rng,
-            total_steps=config.loop.num_rollout * steps_per_rollout(config),
+            total_steps=total_steps(config),
             temperature=config.rollout.temperature,
             max_response_len=config.rollout.max_response_len,
             keep_old_actors=slot_plan.keep_old_actors(config),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from orchestrator.batching import num_rollouts
 from orchestrator.config import Config
 from orchestrator.interrupts import StopAsked
 
@@ -60,7 +61,7 @@ def train_loop(run: Run, config: Config, start: int) -> None:
     before it is evaluated, so that an evaluation costs no checkpoint. Asked to end, the run saves what it has trained.
     However it ends but for a kill, a save that was begun is complete, or its failure is told.
     """
-    end, ahead = config.loop.num_rollout, config.loop.mode == "async"
+    end, ahead = num_rollouts(config), config.loop.mode == "async"
     trained = saved = start - 1
     try:
         run.confirm_resume()

@@ -22,7 +22,7 @@ def problems(config: Config) -> Iterator[Problem]:
     if given is None or not Path(given).is_dir():
         return
     uses: list[tuple[str, DataConfig, SamplingConfig]] = []
-    if config.loop.num_rollout > 0 and config.debug.load_rollouts is None:
+    if config.loop.num_rollout != 0 and config.debug.load_rollouts is None:
         uses.append(("data", config.data, config.rollout))
     if config.eval.interval is not None and config.eval.data is not None:
         uses.append(("eval.data", config.eval.data, config.eval.sampling))

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from rich.console import Console
 
 from orchestrator import resuming, run_scope
+from orchestrator.batching import num_rollouts
 from orchestrator.config import Config
 from orchestrator.gang_scope import work
 from orchestrator.rebuilding import Failure
@@ -30,7 +31,7 @@ def train(config: Config, plan: ResumePlan) -> None:
             plan = resuming.plan(config)
             for warning in plan.warnings:
                 run.say(f"warning: {warning}")
-            run.say(f"continuing at rollout {plan.start_rollout_id} of {config.loop.num_rollout}: {plan.reason}")
+            run.say(f"continuing at rollout {plan.start_rollout_id} of {num_rollouts(config)}: {plan.reason}")
             run_dir = run_dir.next(plan)
     console.print(
         f"done. Which weights were where:\n  slotwise slots --run {run_dir.path}\n"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.batching import data_parallel_size, steps_per_rollout
+from orchestrator.batching import data_parallel_size, num_rollouts, steps_per_rollout
 from orchestrator.config import Config
 from orchestrator.dispatch import behaviour_versions, shards, trainable
 from orchestrator.rollout_buffer import Rollout, RolloutBuffer, rollout_from_json
@@ -46,12 +46,12 @@ class SavedRollouts:
         self._config, self._put = config, put
         self._directory = Path(config.debug.load_rollouts)
         self._buffer = RolloutBuffer({}) if data_state is None else RolloutBuffer.from_state(data_state)
-        needed = range(start, config.loop.num_rollout)
+        needed = range(start, num_rollouts(config))
         missing = [number for number in needed if not path_of(self._directory, number).is_file()]
         if missing:
             raise NoSavedRollout(
                 f"debug.load_rollouts {self._directory} has no {path_of(self._directory, missing[0]).name}; rollouts "
-                f"{start} to {config.loop.num_rollout - 1} are to be trained on (loop.num_rollout)"
+                f"{start} to {needed[-1]} are to be trained on (loop.num_rollout)"
             )
 
     def read(self, rollout_id: int) -> Replayed:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from orchestrator.batching import num_rollouts
 from orchestrator.config import Config
 from orchestrator.tracking.base import Tracker, Trackers
 from orchestrator.tracking.jsonl import JsonlTracker
@@ -25,7 +26,7 @@ def open_trackers(config: Config, start: int, run_dir: Path, console: Console) -
         Trackers(
             [
                 tolerant("metrics.jsonl", lambda: JsonlTracker(run_dir / "metrics.jsonl", start)),
-                tolerant("the progress line", lambda: ProgressTracker(config.loop.num_rollout, start, console)),
+                tolerant("the progress line", lambda: ProgressTracker(num_rollouts(config), start, console)),
                 *both,
             ]
         ),

@@ -92,7 +92,7 @@ def test_a_kept_slot_with_other_bytes_than_were_saved_ends_the_run_before_anythi
     saved = Expected(Path("ckpt"), Gang.probe_taken, "actor", {"ref@2": "saved"}, True, fatal=False, allowed=False)
     run = LiveRun(Config(), directory, gang, parts, parts, unset, unset, Stop(0.0), saved)
     with pytest.raises(ContinuityBroken, match="the digest of ref@2 is other, saved was saved"):
-        train_loop(run, Config(), 0)
+        train_loop(run, Config.model_validate({"loop": {"num_rollout": 1}}), 0)
     assert engines.log == []
 
 
