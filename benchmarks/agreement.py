@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.reporting import report
-from state.digest import PieceDigest, Region, ShardDigest
+from state.digest_records import PieceDigest, Region, ShardDigest
 from state.gang import Attestation, GangId, agree
 from state.slots import Slot, WorkerId
 

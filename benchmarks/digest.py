@@ -25,7 +25,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.reporting import report
-from state.digest import Piece, Region, digest_pieces, eager_sums
+from state.digest import Piece, digest_pieces, eager_sums
+from state.digest_records import Region
 
 HIDDEN, FFN, HEAD, QUERIES, GROUPS = 4096, 12288, 128, 32, 8
 QKV_ROWS = (QUERIES + 2 * GROUPS) * HEAD

@@ -32,7 +32,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from orchestrator.config import Config, RunConfig
 from orchestrator.engines import start_engines
 from orchestrator.fleet import Fleet, FleetLimits
-from state.digest import Piece, Region, digest_tensor
+from state.digest import Piece, digest_tensor
+from state.digest_records import Region
 from state.gang import Quorum, mint_permit
 from state.journal import Journal
 from state.slots import Slot, WeightId

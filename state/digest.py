@@ -14,52 +14,32 @@ only torch is needed, so that this file also runs inside an engine's process.
 
 from __future__ import annotations
 
-import hashlib
-import math
-import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from state.digest_records import (
+    MASK64,
+    PieceDigest,
+    Region,
+    ShardDigest,
+    TensorDigest,
+    about,
+    by_place,
+    summarise,
+)
 from state.mixing import splitmix, within_run
 from state.rows import Block, blocks, rows_of
 
-MASK64 = (1 << 64) - 1
 _CPU_CHUNK, _DEVICE_CHUNK = 1 << 16, 1 << 25
 """Elements hashed at once: what a CPU's caches hold with all temporaries, and what keeps a GPU busy."""
 _WORTH_A_KERNEL = 1 << 26
 """Bytes on a CPU from which on its kernel is used: to load it takes as long as to hash some hundred megabytes here."""
 _RAW_BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.int64}
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A box of a full tensor: `offset[d] <= index[d] < offset[d] + shape[d]` in every dimension."""
-
-    full_shape: tuple[int, ...]
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if not len(self.full_shape) == len(self.offset) == len(self.shape):
-            raise ValueError(f"region has mixed ranks: {self}")
-        for full, start, size in zip(self.full_shape, self.offset, self.shape, strict=True):
-            if start < 0 or size < 0 or start + size > full:
-                raise ValueError(f"region does not fit its tensor: {self}")
-
-    @staticmethod
-    def whole(shape: Iterable[int]) -> Region:
-        full = tuple(shape)
-        return Region(full, (0,) * len(full), full)
-
-    @property
-    def numel(self) -> int:
-        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,104 +53,6 @@ class Piece:
     name: str
     region: Region
     tensor: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class PieceDigest:
-    """The fingerprint of one piece."""
-
-    name: str
-    dtype: str
-    region: Region
-    value: int
-
-
-@dataclass(frozen=True, slots=True)
-class TensorDigest:
-    """The fingerprint of a whole named tensor. `dtype` in torch's words: `float32`, `bfloat16`."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    value: int
-
-
-class ShardDigest:
-    """The fingerprint of everything that one rank holds of one slot.
-
-    It travels packed, and `pieces` are made where somebody looks at them: of a thousand replicas a driver looks at one.
-    """
-
-    __slots__ = ("_packed", "_pieces", "summary")
-
-    def __init__(self, pieces: tuple[PieceDigest, ...], summary: str) -> None:
-        self._pieces: tuple[PieceDigest, ...] | None = pieces
-        self._packed: bytes | None = None
-        self.summary = summary
-
-    @staticmethod
-    def of(pieces: Iterable[PieceDigest]) -> ShardDigest:
-        ordered = tuple(sorted(pieces, key=_order))
-        return ShardDigest(ordered, summarise(f"{_about(p.name, p.dtype, p.region)} {p.value:016x}" for p in ordered))
-
-    @property
-    def pieces(self) -> tuple[PieceDigest, ...]:
-        """Sorted by name and place."""
-        if self._pieces is None:
-            assert self._packed is not None
-            self._pieces = tuple(
-                PieceDigest(name, dtype, _region(full, offset, shape), value)
-                for name, dtype, full, offset, shape, value in pickle.loads(self._packed)
-            )
-        return self._pieces
-
-    def differing(self, other: ShardDigest) -> tuple[str, ...]:
-        """Names of tensors of which the two have other pieces, sorted."""
-        if self.summary == other.summary:
-            return ()
-        return tuple(sorted({piece.name for piece in {*self.pieces} ^ {*other.pieces}}))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ShardDigest) and self.summary == other.summary and self.pieces == other.pieces
-
-    def __hash__(self) -> int:
-        return hash(self.summary)
-
-    def __repr__(self) -> str:
-        return f"ShardDigest({self.summary})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self._packed is None:
-            plain = [
-                (p.name, p.dtype, p.region.full_shape, p.region.offset, p.region.shape, p.value) for p in self.pieces
-            ]
-            self._packed = pickle.dumps(plain, pickle.HIGHEST_PROTOCOL)
-        return _still_packed, (self._packed, self.summary)
-
-
-def _order(piece: Piece | PieceDigest) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    return piece.name, piece.region.offset, piece.region.shape
-
-
-def _about(name: str, dtype: str, region: Region) -> str:
-    return f"{name} {dtype} {region.full_shape} {region.offset} {region.shape}"
-
-
-@lru_cache(maxsize=1 << 14)
-def _region(full_shape: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]) -> Region:
-    """The layers of a model are cut alike: most regions were met before."""
-    return Region(full_shape, offset, shape)
-
-
-def _still_packed(packed: bytes, summary: str) -> ShardDigest:
-    shard = ShardDigest((), summary)
-    shard._packed, shard._pieces = packed, None
-    return shard
-
-
-def summarise(lines: Iterable[str]) -> str:
-    """16 hex digits for people to compare: SHA-256 of the lines, shortened."""
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 @cache
@@ -248,11 +130,11 @@ def _add(total: Tensor, bits: Tensor, block: Block, low: Tensor) -> None:
 
 def digest_pieces(pieces: Iterable[Piece]) -> ShardDigest:
     """Hash every piece where it stands."""
-    held = sorted(pieces, key=_order)
+    held = sorted(pieces, key=by_place)
     started = _start([(piece.tensor, piece.region) for piece in held])
     # A GPU hashes meanwhile; there are thousands of pieces.
     dtypes = [dtype_name(piece.tensor.dtype) for piece in held]
-    abouts = [_about(piece.name, dtype, piece.region) for piece, dtype in zip(held, dtypes, strict=True)]
+    abouts = [about(piece.name, dtype, piece.region) for piece, dtype in zip(held, dtypes, strict=True)]
     values = _finish(started)
     digests = map(PieceDigest, (p.name for p in held), dtypes, (p.region for p in held), values)
     return ShardDigest(

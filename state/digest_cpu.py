@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from state.digest import MASK64, Region
+from state.digest_records import MASK64, Region
 from state.mixing import RUN, RUN_BITS, within_run
 from state.rows import Rows, rows_of
 

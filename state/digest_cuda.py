@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from state.digest import Region
+from state.digest_records import Region
 from state.mixing import RUN, RUN_BITS, within_run
 from state.rows import rows_of
 

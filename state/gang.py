@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
-from state.digest import Region, ShardDigest, TensorDigest, summarise
+from state.digest_records import Region, ShardDigest, TensorDigest, summarise
 from state.errors import InvariantViolation
 from state.shards import compose, name_ranks, replica_numbers
 from state.slots import PRIMARY_SLOTS, Slot, SlotRecord, WeightId, WorkerId

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from state import lifecycle
 from state.ambient import Ambient
-from state.digest import ShardDigest
+from state.digest_records import ShardDigest
 from state.errors import InvariantViolation
 from state.gang import ActorPermit, Attestation, GangId, Kept, PermitVoid, Purpose, Quorum, mint_permit, why_void
 from state.journal import Journal

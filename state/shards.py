@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from state.digest import MASK64, Region, ShardDigest, TensorDigest
+from state.digest_records import MASK64, Region, ShardDigest, TensorDigest
 
 # Of one named tensor: for each region of it, which ranks hold it with which (dtype, digest).
 _Held = dict[Region, dict[tuple[str, int], list[int]]]

@@ -18,7 +18,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from state.digest import Piece, ShardDigest, digest_pieces
+from state.digest import Piece, digest_pieces
+from state.digest_records import ShardDigest
 from state.errors import InvariantViolation
 from state.slots import Slot, Tier
 

@@ -37,10 +37,11 @@ from workers.megatron.worker import MegatronRank
 from workers.rollout.embedded import EmbeddedEngine
 from workers.rollout.protocol import GenerateRequest, GenerateResult, mismatches
 from workers.weights.base import Sink
-from workers.weights.buckets import TensorSpec, torch_dtype
+from workers.weights.buckets import TensorSpec
 from workers.weights.manifest import Manifest
 from workers.weights.rendezvous import Rendezvous
 from workers.weights.send_plan import SendPlan, plan_send
+from workers.weights.views import torch_dtype
 
 Trained = tuple[int, int, int, tuple[int, ...], tuple[int, ...]]
 """Rollout, group, index, prompt, response."""

@@ -34,7 +34,7 @@ def test_sigkill_of_the_driver_and_the_same_command_again(base: Base, place: Pla
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.prove)])
 def test_asked_to_end_it_ends_whole(place: Place, asked: signal.Signals) -> None:
-    process = place.start("train", place.config("asked", {"loop": {"num_rollout": 1000}}))
+    process = place.start("train", place.config("asked", {"loop": {"num_rollout": 1000}, "train": {"num_workers": 1}}))
     until(lambda: (place.path / "asked" / "metrics.jsonl").exists(), "the run directory")
     until(lambda: (place.path / "asked" / "metrics.jsonl").read_text(), "a first rollout")
     family = descendants(process.pid)

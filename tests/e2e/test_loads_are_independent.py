@@ -40,6 +40,7 @@ def test_a_ref_that_cannot_be_loaded_leaves_no_trace(base: Base, place: Place) -
     for part in (damaged / "iter_0000000").glob("*.distcp"):
         part.unlink()
     changes = BASE | {
+        "train": {"num_workers": 1},
         "ref": {"load": str(damaged), "ckpt_step": 0},
         "checkpoint": {"load": str(base.checkpoints), "save": str(place.path / "saved")},
     }

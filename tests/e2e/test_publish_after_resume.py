@@ -33,7 +33,7 @@ def test_first_publish_is_the_resumed_actor(base: Base, place: Place) -> None:
 def test_without_the_last_act_of_init_the_gang_does_not_agree_and_no_engine_is_touched(
     base: Base, place: Place
 ) -> None:
-    hook = {"train": {"setup_hook": f"{__name__}:skip_last_act_of_init"}}
+    hook = {"train": {"setup_hook": f"{__name__}:skip_last_act_of_init", "num_workers": 1}}
 
     ended = place.train("sabotaged", continued(base, "sabotaged", **hook), code=4)
 

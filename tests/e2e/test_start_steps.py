@@ -60,10 +60,16 @@ def huggingface(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_converted_is_a_release_and_starts_at_zero(huggingface: Path, place: Place) -> None:
-    native = place.path / "native"
-    assert place.run("convert", huggingface, native).code == 0
+@pytest.fixture(scope="module")
+def native(huggingface: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, as a native checkpoint."""
+    out = tmp_path_factory.mktemp("converted") / "native"
+    ended = Place(out.parent).run("convert", huggingface, out)
+    assert ended.code == 0, ended.output
+    return out
 
+
+def test_converted_is_a_release_and_starts_at_zero(native: Path, place: Place) -> None:
     assert (native / "latest_checkpointed_iteration.txt").read_text().strip() == "release"
     plan = resume(place, load=str(native))
     assert (plan["source"], plan["start_rollout_id"], plan["load_optimizer"]) == ("release", 0, False)
@@ -75,11 +81,9 @@ def test_a_huggingface_directory_is_not_a_checkpoint_in_raw_mode(huggingface: Pa
     assert "slotwise convert" in ended.output
 
 
-def test_a_release_among_iterations_wins_when_the_tracker_says_so(base: Base, huggingface: Path, place: Place) -> None:
+def test_a_release_among_iterations_wins_when_the_tracker_says_so(base: Base, native: Path, place: Place) -> None:
     root = place.path / "both"
     shutil.copytree(base.checkpoints, root)
-    native = place.path / "native"
-    assert place.run("convert", huggingface, native).code == 0
     shutil.copytree(native / "release", root / "release")
     (root / "latest_checkpointed_iteration.txt").write_text("release")
 

@@ -19,7 +19,8 @@ from orchestrator.engine_lanes import EngineLost
 from orchestrator.engines import replacements, start_engines
 from orchestrator.fleet import Fleet, FleetLimits
 from orchestrator.roster import NoEngineLeft
-from state.digest import Piece, Region, digest_tensor
+from state.digest import Piece, digest_tensor
+from state.digest_records import Region
 from state.engine_life import EnginePhase
 from state.gang import Quorum, mint_permit
 from state.journal import Journal

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.engine_lanes import EngineLost
 from orchestrator.fleet import Fleet, FleetLimits
 from orchestrator.roster import EngineGone, NoEngineLeft
-from state.digest import Region, TensorDigest
+from state.digest_records import Region, TensorDigest
 from state.engine_life import EngineLifeError, EnginePhase
 from state.gang import fingerprint
 from state.journal import Journal, read_journal

@@ -12,7 +12,7 @@ import pytest
 from orchestrator import publish as publishing
 from orchestrator.publish import Publisher, PublishFailed
 from orchestrator.waiting import WorkerFailed
-from state.digest import Region, TensorDigest
+from state.digest_records import Region, TensorDigest
 from state.errors import InvariantViolation
 from state.gang import GangDisagreement, PermitVoid, Quorum
 from state.journal import Journal

@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator import publish
 from orchestrator.fleet import Fleet, FleetLimits
 from orchestrator.publish import Publisher
-from state.digest import TensorDigest
+from state.digest_records import TensorDigest
 from state.gang import Quorum
 from state.journal import Journal
 from tests.state.toy_run import ToyRun

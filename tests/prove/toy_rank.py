@@ -15,7 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from state.digest import MASK64, Piece, PieceDigest, Region, ShardDigest
+from state.digest import Piece
+from state.digest_records import MASK64, PieceDigest, Region, ShardDigest
 from state.errors import InvariantViolation
 from state.gang import ActorPermit, GangId
 from state.journal import Journal

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state.digest import Piece, Region, digest_pieces, digest_region, digest_tensor
+from state.digest import Piece, digest_pieces, digest_region, digest_tensor
+from state.digest_records import Region
 from state.mixing import mix, splitmix
 
 M = (1 << 64) - 1

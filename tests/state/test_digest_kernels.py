@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from state import digest
-from state.digest import MASK64, Piece, Region, digest_pieces, digest_tensor, eager_sums
+from state.digest import Piece, digest_pieces, digest_tensor, eager_sums
+from state.digest_records import MASK64, Region
 from state.mixing import mix
 
 DTYPES = (

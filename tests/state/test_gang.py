@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.digest import MASK64, PieceDigest, Region, ShardDigest
+from state.digest_records import MASK64, PieceDigest, Region, ShardDigest
 from state.gang import ActorPermit, Attestation, GangDisagreement, GangId, PermitVoid, agree, mint_permit
 from state.shards import replica_numbers
 from state.slots import Slot, WeightId, WorkerId

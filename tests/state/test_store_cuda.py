@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from state.digest import Piece, Region
+from state.digest import Piece
+from state.digest_records import Region
 from state.slots import Slot, Tier
 from state.store import Key, SlotStore
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from state.ambient import TorchAmbient
-from state.digest import Piece, Region
+from state.digest import Piece
+from state.digest_records import Region
 from state.gang import GangId, Quorum, agree
 from state.journal import Journal
 from state.machine import SlotMachine

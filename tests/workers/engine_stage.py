@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from state.digest import Piece, Region, TensorDigest, digest_tensor
+from state.digest import Piece, digest_tensor
+from state.digest_records import Region, TensorDigest
 from state.gang import Quorum, mint_permit
 from state.slots import Slot, WeightId
 from workers.config import ModelConfig, WeightsConfig

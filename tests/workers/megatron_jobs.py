@@ -9,7 +9,8 @@ from typing import Any
 
 from megatron.core.models.gpt import GPTModel
 
-from state.digest import PieceDigest, digest_pieces
+from state.digest import digest_pieces
+from state.digest_records import PieceDigest
 from tests.workers.gang_processes import Place
 from workers.config import ModelConfig
 from workers.megatron import parallel

@@ -3,7 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.weights.buckets import TensorSpec, pack, torch_dtype, views
+from workers.weights.buckets import ITEMSIZE, TensorSpec, pack
+from workers.weights.views import torch_dtype, views
 
 DTYPES = ["float32", "bfloat16", "float8_e4m3fn", "int64", "bool"]
 specs = st.lists(
@@ -24,6 +25,11 @@ def test_any_bucket_size_carries_every_tensor_once_in_order(tensors: list[Tensor
             assert entry.offset == end
             end = entry.offset + entry.tensor.nbytes
         assert end == bucket.nbytes
+
+
+@pytest.mark.parametrize(("name", "itemsize"), ITEMSIZE.items())
+def test_a_plan_counts_the_bytes_of_torch(name: str, itemsize: int):
+    assert torch_dtype(name).itemsize == TensorSpec("a", name, ()).nbytes == itemsize
 
 
 def test_nothing_to_send_is_no_bucket():

@@ -12,18 +12,20 @@ from torch import Tensor
 from torch.distributed import PrefixStore, rendezvous
 from torch.distributed.distributed_c10d import _new_process_group_helper
 
-from state.digest import Piece, Region, digest_tensor
+from state.digest import Piece, digest_tensor
+from state.digest_records import Region
 from state.gang import ActorPermit, PermitVoid, Quorum, mint_permit
 from state.slots import Slot, WeightId
 from tests.workers.gang_processes import Place, gloo, run_gang
 from workers.weights import transports
 from workers.weights.base import TransportError
-from workers.weights.buckets import TensorSpec, views
+from workers.weights.buckets import TensorSpec
 from workers.weights.distributed import DistributedReceiver, DistributedSender
 from workers.weights.process_group import listen
 from workers.weights.rendezvous import Endpoint, Rendezvous
 from workers.weights.send_plan import Holders, SendPlan, plan_send
 from workers.weights.transports import Transport
+from workers.weights.views import views
 
 HERE = "tests.workers.test_distributed_transport"
 LOOPBACK = "127.0.0.1"

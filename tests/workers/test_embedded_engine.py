@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from state.digest import Region, TensorDigest, digest_tensor
+from state.digest import digest_tensor
+from state.digest_records import Region, TensorDigest
 from state.slots import Slot, WeightId
 from workers.config import ModelConfig, SamplingConfig
 from workers.rollout.embedded import EmbeddedEngine

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from state.digest import Piece, Region
+from state.digest import Piece
+from state.digest_records import Region
 from state.errors import CheckpointError
 from tests.workers.gang_processes import GangFailed, Place, run_gang
 from tests.workers.megatron_jobs import LAYOUTS, gang

@@ -11,7 +11,8 @@ from megatron.core.models.gpt import GPTModel
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from state.digest import Region, TensorDigest, digest_tensor
+from state.digest import digest_tensor
+from state.digest_records import Region, TensorDigest
 from tests.workers.gang_processes import run_gang
 from tests.workers.megatron_jobs import LAYOUTS, Held
 from tests.workers.tiny_models import TINY, tiny

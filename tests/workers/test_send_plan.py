@@ -1,6 +1,6 @@
 import pytest
 
-from state.digest import Region, TensorDigest
+from state.digest_records import Region, TensorDigest
 from workers.weights.send_plan import plan_send
 
 

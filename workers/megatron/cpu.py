@@ -14,13 +14,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-Device = Literal["cpu", "cuda"]
+from workers.device import Device
 
 
 class CudaInUse(RuntimeError):

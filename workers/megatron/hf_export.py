@@ -18,8 +18,9 @@ from state.gang import ActorPermit
 from workers.megatron.hf_io import INDEX, SINGLE_FILE
 from workers.megatron.hf_layout import GptWeights
 from workers.weights.assembly import Assembly
-from workers.weights.buckets import Bucket, views
+from workers.weights.buckets import Bucket
 from workers.weights.send_plan import SendPlan, Stream, plan_send
+from workers.weights.views import views
 
 
 class ExportMismatch(InvariantViolation):

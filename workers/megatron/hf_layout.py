@@ -23,7 +23,8 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from state.digest import Piece, Region
+from state.digest import Piece
+from state.digest_records import Region
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"

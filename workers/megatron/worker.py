@@ -26,8 +26,9 @@ from state.slots import Provenance, Slot, SlotView, Tier
 from state.store import SlotStore
 from workers.algorithms.aggregate import StepTotals
 from workers.batch import StepShard, TrainShard
+from workers.device import Device
 from workers.megatron import checkpoint, hf_io, probe, random_init
-from workers.megatron.cpu import Device, redirect
+from workers.megatron.cpu import redirect
 from workers.megatron.experience import assemble, placeholders
 from workers.megatron.forward import train_step
 from workers.megatron.hf_layout import GptWeights

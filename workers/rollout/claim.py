@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from state.digest import TensorDigest
+from state.digest_records import TensorDigest
 from state.slots import Slot, WeightId
 from workers.rollout.protocol import EngineRefused, EngineView, GenerateRequest, WeightsMismatch, mismatches
 from workers.weights.buckets import TensorSpec

@@ -29,10 +29,11 @@ from workers.rollout.protocol import EngineView, GenerateRequest, GenerateResult
 from workers.rollout.sampling import BatchSampling, Outcome, seed_tensor
 from workers.rollout.transformers_layout import named_tensors
 from workers.weights.base import Receiver
-from workers.weights.buckets import TensorSpec, torch_dtype
+from workers.weights.buckets import TensorSpec
 from workers.weights.manifest import Manifest
 from workers.weights.rendezvous import Rendezvous
 from workers.weights.send_plan import SendPlan
+from workers.weights.views import torch_dtype
 
 _GARBAGE_SEED = 0x5107
 

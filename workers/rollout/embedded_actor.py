@@ -8,8 +8,8 @@ from __future__ import annotations
 import ray
 
 from workers.config import ModelConfig, WeightsConfig
+from workers.device import Device
 from workers.rollout.engine_actor import EngineActor
-from workers.weights.process_group import Device
 
 
 @ray.remote(concurrency_groups={"control": 4}, max_restarts=0, max_task_retries=0)

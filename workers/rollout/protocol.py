@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from state.digest import TensorDigest
+from state.digest_records import TensorDigest
 from state.errors import SlotwiseError
 from state.slots import WeightId
 from workers.batch import FinishReason

@@ -22,7 +22,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from state.digest import MASK64
+from state.digest_records import MASK64
 from workers.batch import FinishReason
 from workers.config import SamplingConfig
 from workers.rollout.noise import gumbel_noise

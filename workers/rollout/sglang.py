@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from state.digest import TensorDigest
+from state.digest_records import TensorDigest
 from state.slots import WeightId
 from workers.batch import FinishReason
 from workers.config import ModelConfig, SamplingConfig, WeightsConfig
+from workers.device import Device
 from workers.rollout import sglang_plugin
 from workers.rollout.claim import EngineClaim
 from workers.rollout.protocol import (
@@ -34,7 +35,6 @@ from workers.rollout.sglang_server import ServerSpec, SglangServer
 from workers.rollout.sglang_transfer import SglangTransfer
 from workers.weights.base import TransportError
 from workers.weights.manifest import Manifest
-from workers.weights.process_group import Device
 from workers.weights.rendezvous import Rendezvous
 from workers.weights.send_plan import SendPlan
 

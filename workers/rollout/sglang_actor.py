@@ -9,8 +9,8 @@ from typing import Any
 import ray
 
 from workers.config import ModelConfig, WeightsConfig
+from workers.device import Device
 from workers.rollout.engine_actor import EngineActor
-from workers.weights.process_group import Device
 
 
 @ray.remote(max_concurrency=16, concurrency_groups={"control": 4}, max_restarts=0, max_task_retries=0)

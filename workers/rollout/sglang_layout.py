@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from state.digest import Piece, Region
+from state.digest import Piece
+from state.digest_records import Region
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 QK_NORM = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")

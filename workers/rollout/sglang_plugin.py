@@ -22,7 +22,8 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from state.digest import PieceDigest, digest_pieces
+from state.digest import digest_pieces
+from state.digest_records import PieceDigest
 from workers.rollout.noise import gumbel_noise
 from workers.rollout.sglang_layout import EXPERTS, Shape, pieces
 from workers.weights.shared_memory import import_buffer

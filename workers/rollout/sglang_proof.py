@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from state.digest import MASK64, PieceDigest, Region, TensorDigest
+from state.digest_records import MASK64, PieceDigest, Region, TensorDigest
 from workers.rollout.protocol import WeightsMismatch
 
 

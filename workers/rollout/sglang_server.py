@@ -26,6 +26,7 @@ _CARRIED = (
     "state/digest.py",
     "state/digest_cpu.py",
     "state/digest_cuda.py",
+    "state/digest_records.py",
     "state/mixing.py",
     "state/rows.py",
     "workers/__init__.py",

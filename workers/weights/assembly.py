@@ -13,11 +13,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from state.digest import Region, dtype_name
+from state.digest import dtype_name
+from state.digest_records import Region
 from state.store import LiveWeights
 from workers.weights.base import TransportError
-from workers.weights.buckets import Bucket, views
+from workers.weights.buckets import Bucket
 from workers.weights.send_plan import SendPlan, Stream
+from workers.weights.views import views
 
 
 class Assembly:

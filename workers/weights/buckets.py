@@ -2,43 +2,30 @@
 
 A bucket is a plan: which tensor stands at which byte. Both sides of a transfer compute their views from it, so that
 nothing but bytes has to travel. Servers that know only names, dtypes and shapes arrive at the same bytes.
+Without torch: whoever plans a publish needs none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from state.digest import dtype_name
-
-_DTYPES = {
-    dtype_name(dtype): dtype
-    for dtype in (
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.float8_e4m3fn,
-        torch.float8_e5m2,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    )
+ITEMSIZE = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
 }
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """The dtype that `digest.dtype_name` calls `name`."""
-    if name not in _DTYPES:
-        raise ValueError(f"no transport for dtype {name}; there is one for {', '.join(sorted(_DTYPES))}")
-    return _DTYPES[name]
+"""Bytes of an element of every dtype that is moved, in torch's words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +37,15 @@ class TensorSpec:
     shape: tuple[int, ...]
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of an element. `ValueError` for a dtype that is not moved."""
+        if self.dtype not in ITEMSIZE:
+            raise ValueError(f"no transport for dtype {self.dtype}; there is one for {', '.join(sorted(ITEMSIZE))}")
+        return ITEMSIZE[self.dtype]
+
+    @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * torch_dtype(self.dtype).itemsize
+        return math.prod(self.shape) * self.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +73,7 @@ def pack(tensors: Iterable[TensorSpec], bucket_bytes: int) -> tuple[Bucket, ...]
     entries: list[Entry] = []
     end = 0
     for tensor in tensors:
-        is_aligned = end % torch_dtype(tensor.dtype).itemsize == 0
+        is_aligned = end % tensor.itemsize == 0
         if entries and (end + tensor.nbytes > bucket_bytes or not is_aligned):
             buckets.append(Bucket(tuple(entries), end))
             entries, end = [], 0
@@ -88,10 +82,3 @@ def pack(tensors: Iterable[TensorSpec], bucket_bytes: int) -> tuple[Bucket, ...]
     if entries:
         buckets.append(Bucket(tuple(entries), end))
     return tuple(buckets)
-
-
-def views(bucket: Bucket, buffer: Tensor) -> Iterator[tuple[TensorSpec, Tensor]]:
-    """Each tensor of the bucket as a view of `buffer` (uint8, one dimension, at least `bucket.nbytes` long)."""
-    for entry in bucket.entries:
-        flat = buffer[entry.offset : entry.offset + entry.tensor.nbytes]
-        yield entry.tensor, flat.view(torch_dtype(entry.tensor.dtype)).view(entry.tensor.shape)

@@ -23,11 +23,12 @@ from state.digest import dtype_name
 from state.gang import ActorPermit
 from workers.weights.assembly import Assembly
 from workers.weights.base import Sink, TransportError
-from workers.weights.buckets import TensorSpec, views
+from workers.weights.buckets import TensorSpec
 from workers.weights.leading import StoreSender
 from workers.weights.process_group import connect
 from workers.weights.rendezvous import Endpoint, Rendezvous
 from workers.weights.send_plan import SendPlan, Stream
+from workers.weights.views import views
 
 _READY = "ready"
 

@@ -13,12 +13,13 @@ from torch.distributed import ProcessGroup, TCPStore
 
 from state.gang import ActorPermit
 from state.store import LiveWeights
+from workers.device import Device
 from workers.weights.assembly import Assembly
 from workers.weights.base import Sink, TransportError
-from workers.weights.buckets import views
-from workers.weights.process_group import BroadcastGroup, Device, connect, listen
+from workers.weights.process_group import BroadcastGroup, connect, listen
 from workers.weights.rendezvous import Endpoint, Rendezvous
 from workers.weights.send_plan import SendPlan, Stream
+from workers.weights.views import views
 
 
 class DistributedSender:

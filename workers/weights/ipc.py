@@ -16,14 +16,16 @@ from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroup
 
 from state.gang import ActorPermit
+from workers.device import Device
 from workers.weights.assembly import Assembly
 from workers.weights.base import Sink, TransportError
-from workers.weights.buckets import Bucket, views
+from workers.weights.buckets import Bucket
 from workers.weights.leading import StoreSender
-from workers.weights.process_group import Device, connect
+from workers.weights.process_group import connect
 from workers.weights.rendezvous import Endpoint, Rendezvous
 from workers.weights.send_plan import SendPlan, Stream
 from workers.weights.shared_memory import allocate, export_buffer, import_buffer, size_of
+from workers.weights.views import views
 
 
 class IpcSender(StoreSender):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from state.digest import TensorDigest
+from state.digest_records import TensorDigest
 from state.slots import Slot, WeightId
 
 

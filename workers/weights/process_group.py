@@ -9,15 +9,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore
 
+from workers.device import Device
 from workers.weights.base import TransportError
 from workers.weights.rendezvous import Endpoint
 
-Device = Literal["cpu", "cuda"]
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from state.digest import Region, TensorDigest
+from state.digest_records import Region, TensorDigest
 from workers.weights.buckets import Bucket, TensorSpec, pack
 
 Holders = Mapping[str, tuple[tuple[int, Region], ...]]

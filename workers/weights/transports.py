@@ -6,11 +6,11 @@ from typing import Literal
 
 from torch.distributed import ProcessGroup
 
+from workers.device import Device
 from workers.weights.base import Receiver, Sender
 from workers.weights.disk import DiskReceiver, DiskSender
 from workers.weights.distributed import DistributedReceiver, DistributedSender
 from workers.weights.ipc import IpcReceiver, IpcSender
-from workers.weights.process_group import Device
 
 Transport = Literal["distributed", "ipc", "disk"]
 

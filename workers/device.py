@@ -1,0 +1,5 @@
+"""Where a worker computes."""
+
+from typing import Literal
+
+Device = Literal["cpu", "cuda"]
