@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from orchestrator.config import Config
+from state.checkpoints import Marker
 from state.slots import Slot
 
 
@@ -18,11 +17,9 @@ def changing(config: Config) -> frozenset[Slot]:
     )
 
 
-def warnings(config: Config, directory: Path, marker: Mapping[str, Any]) -> tuple[str, ...]:
+def warnings(config: Config, directory: Path, marker: Marker) -> tuple[str, ...]:
     """What is worth saying of the reference, where a run goes on from `directory` and was or will be refreshing it."""
-    if "slots" not in marker:
-        return ()
-    held = next((int(one["version"]) for one in marker["slots"] if one["slot"] == Slot.REF), None)
+    held = next((one.version for one in marker.slots or () if one.slot is Slot.REF), None)
     if Slot.REF not in changing(config):
         if not held:  # none, or one that was never refreshed
             return ()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from orchestrator import checks, horizon, prompt_checks, resuming, run_lock, slot_plan, surroundings
 from orchestrator.batching import num_rollouts
-from orchestrator.commands.command_line import parser, print_json
+from orchestrator.commands.command_line import parser, print_anything, print_json, reader_may_leave
 from orchestrator.config import Config
 from orchestrator.exit_codes import ExitCode, exit_code
 from orchestrator.interrupts import raise_on_sigterm
@@ -24,7 +25,7 @@ usage: slotwise COMMAND ...
   train CONFIG.yaml [--section.key value ...] [--dry-run] [--json]   run, or continue, a training
   slots [--run R] [--address A] [--watch] [--json]                   which weights are live on every rank and engine
   inspect RUN_DIR [--port P]                                         the same over time, as a page, from the journals
-  audit RUN_DIR [--json]                                             replay a run's journals and check the invariants
+  audit RUN_DIR [--timeline] [--json]                                replay a run's journals and check the invariants
   convert SOURCE OUT                                                 Hugging Face -> native checkpoint, and back
   diagram                                                            the state machine as Mermaid
   submit CONFIG.yaml --address A [--follow] [--print] [--section.key value ...]   train as a job of a Ray cluster
@@ -39,8 +40,14 @@ usage: slotwise COMMAND ...
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    print_anything()
+    code: int = ExitCode.DONE
     try:
-        return _command(arguments)
+        # A run goes on, whoever reads what it says; and its own broken pipes are failures.
+        runs = arguments[:1] == ["train"] and not {"--dry-run", "--help", "-h"} & set(arguments)
+        with nullcontext() if runs else reader_may_leave():
+            code = _command(arguments)
+        return code
     except SystemExit:
         raise  # argparse has printed its help
     except BaseException as error:
@@ -181,20 +188,9 @@ def _inspect(arguments: list[str]) -> int:
 
 
 def _audit(arguments: list[str]) -> int:
-    command_line = parser("audit", "Replay a run's journals, check the invariants and print a timeline.")
-    command_line.add_argument("run_dir", type=Path)
-    command_line.add_argument("--json", action="store_true")
-    options = command_line.parse_args(arguments)
-    if not options.run_dir.is_dir():
-        raise ConfigError([Problem("RUN_DIR", f"{options.run_dir} is not a directory")])
-    from state.audit import audit
+    from orchestrator.commands import audit
 
-    report = audit(options.run_dir)
-    if options.json:
-        print_json(report.to_json())
-    else:
-        print(report)
-    return ExitCode.DONE if report.ok else ExitCode.INVARIANT
+    return audit.main(arguments)
 
 
 def _convert(arguments: list[str]) -> int:

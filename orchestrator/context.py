@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 from orchestrator.config import Config, DataConfig
+from orchestrator.hf_files import model_fields
 from orchestrator.options import Problem
 from workers.config import ModelConfig, SamplingConfig
 
@@ -24,11 +23,7 @@ def vocab_size(model: ModelConfig) -> int | None:
 
 
 def _number(model: ModelConfig, key: str) -> int | None:
-    fields = model.config
-    if fields is None and model.hf_checkpoint is not None:
-        file = Path(model.hf_checkpoint) / "config.json"
-        fields = json.loads(file.read_bytes()) if file.is_file() else None
-    value = (fields or {}).get(key)
+    value = (model_fields(model) or {}).get(key)
     return value if isinstance(value, int) else None
 
 

@@ -56,14 +56,14 @@ def expected(config: Config, plan: ResumePlan) -> Expected | None:
         checkpoints.read_marker(directory),
         config.checkpoint,
     )
-    same_dtype = marker.get("dtype") == config.model.dtype
-    slots = marker.get("slots", []) if same_dtype and plan.load_optimizer else []
+    same_dtype = marker.dtype == config.model.dtype
+    slots = (marker.slots or []) if same_dtype and plan.load_optimizer else []
     allowed = "continuity" in checkpoint.allow_mismatch
     return Expected(
         directory,
-        None if stored is None else Probe.from_json(stored),
-        marker.get("digest") if same_dtype else None,
-        {f"{one['slot']}@{one['version']}": one["digest"] for one in slots},
+        stored,
+        marker.digest if same_dtype else None,
+        {f"{one.slot}@{one.version}": one.digest for one in slots},
         plan.load_optimizer,
         fatal=checkpoint.resume == "must" and not allowed,
         allowed=allowed,

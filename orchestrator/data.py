@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -84,18 +84,24 @@ class DataSource:
         return {"fingerprint": self.fingerprint, **asdict(self._cursor)}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise `ResumeError` when `state` counts rows of other data than this."""
+        """Raise `ResumeError` when `state` counts rows of other data than this, or rows that it does not have."""
         if state["fingerprint"] != self.fingerprint:
             raise ResumeError(
                 f"the checkpoint was made with other data: its fingerprint is {state['fingerprint']}, that of this run "
                 f"{self.fingerprint} (rows, order, seed, chat template, tokenizer). Continue with the same data, or "
                 "start from its weights alone with checkpoint.weights_only"
             )
+        if self._rows.size is not None and state["position"] >= max(1, self._rows.size):
+            raise ResumeError(
+                f"the checkpoint's cursor is at row {state['position']} of data that has {self._rows.size}: its "
+                "data.json is damaged. Name another iteration with checkpoint.ckpt_step, or start from its weights "
+                "alone with checkpoint.weights_only"
+            )
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
         self.check_state(state)
-        self._cursor = Cursor(**{key: value for key, value in state.items() if key != "fingerprint"})
+        self._cursor = Cursor(**{one.name: state[one.name] for one in fields(Cursor)})
 
     def _collect(self, n: int, until_epoch: int | None) -> list[Prompt]:
         # Twice the size: with a new order each epoch, all usable rows may come first in one and last in the next.

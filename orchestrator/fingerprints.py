@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from orchestrator import hf_files
 from orchestrator.config import Config
 from orchestrator.context import prompt_limit
 from orchestrator.data_path import parse
@@ -51,9 +52,9 @@ def _tokenizer(config: Config) -> str | None:
     if directory is None or not directory.is_dir():
         return None
     contents = [(directory / name).read_bytes() for name in _TOKENIZER_FILES if (directory / name).is_file()]
-    settings = directory / "tokenizer_config.json"
-    if settings.is_file():
-        contents.append(json.dumps(json.loads(settings.read_bytes()).get("chat_template")).encode())
+    settings = hf_files.read(directory / "tokenizer_config.json", "model.tokenizer")
+    if settings is not None:
+        contents.append(json.dumps(settings.get("chat_template")).encode())
     return f"{directory.absolute().name}/{_hash(contents)}" if contents else None
 
 
@@ -88,15 +89,8 @@ def _hash(parts: Iterable[bytes]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _hf_config(config: Config) -> dict[str, Any]:
-    if config.model.config is not None:
-        return config.model.config
-    assert config.model.hf_checkpoint is not None
-    path = Path(config.model.hf_checkpoint) / "config.json"
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ResumeError(f"{path} cannot be read as a Hugging Face config: {error}") from error
-    if not isinstance(value, dict):
-        raise ResumeError(f"{path} is not a Hugging Face config")
-    return value
+def _hf_config(config: Config) -> Mapping[str, Any]:
+    fields = hf_files.model_fields(config.model)
+    if fields is None:
+        raise ResumeError(f"{config.model.hf_checkpoint} holds no config.json, which says what the model is")
+    return fields

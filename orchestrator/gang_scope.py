@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from orchestrator import continuity
+from orchestrator import continuity, data_state
 from orchestrator.debug_runs import ReplayRun, RolloutOnlyRun
 from orchestrator.engines import engine_processes
 from orchestrator.exit_codes import ExitCode, exit_code
@@ -118,4 +118,4 @@ def _data_state(plan: ResumePlan) -> dict[str, Any] | None:
         return None
     assert plan.path is not None
     assert plan.iteration is not None
-    return checkpoints.read_data(checkpoints.iteration_dir(plan.path, plan.iteration))
+    return data_state.read(checkpoints.iteration_dir(plan.path, plan.iteration))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def resolve(path: str | Path | None, argv: Sequence[str]) -> Resolved:
     except ValidationError as error:
         problems.extend(_explain(error, origins))
     else:
-        problems.extend(Problem(key, "must be finite", origins.get(key, "")) for key in _not_finite(config))
+        problems.extend(Problem(key, what, _origin(key, origins)) for key, what in _unusable(config.model_dump()))
         if not problems:
             return Resolved(config, origins)
     raise ConfigError(problems)
@@ -248,7 +248,10 @@ def _read_text(kind: Any, text: str) -> Any:
     if kind is bool:
         return {"true": True, "false": False}.get(text, text)
     if kind is int:
-        return int(text) if re.fullmatch(r"[-+]?[0-9]+", text) else text
+        try:
+            return yaml_values.whole_number(text) if re.fullmatch(r"[-+]?[0-9]+", text) else text
+        except yaml_values.YamlError:
+            return text
     value = _read_yaml(text)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else text
 
@@ -265,7 +268,7 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> list[Problem
     for detail in error.errors(include_url=False):
         path = tuple(str(part) for part in detail["loc"] if not isinstance(part, int))
         key = ".".join(path)
-        where = next((origins[k] for k in (".".join(path[:n]) for n in range(len(path), 0, -1)) if k in origins), "")
+        where = _origin(key, origins)
         if detail["type"] == "extra_forbidden":
             message = f"there is no such option{_suggestion(path)}"
         else:
@@ -274,6 +277,12 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> list[Problem
             message = f"given {_shown(given)}; accepted: {option.accepts()}{_hint(option, given)}"
         problems.setdefault(key, Problem(key, message, where))
     return list(problems.values())
+
+
+def _origin(key: str, origins: Mapping[str, str]) -> str:
+    """Where a key, or the innermost section around it that was given, came from."""
+    path = key.split(".")
+    return next((origins[k] for k in (".".join(path[:n]) for n in range(len(path), 0, -1)) if k in origins), "")
 
 
 def _suggestion(path: Keys) -> str:
@@ -315,12 +324,22 @@ def _shown(value: Any) -> str:
             return f"{list(value)!r} (a list)"
 
 
-def _not_finite(model: BaseModel, path: Keys = ()) -> list[str]:
-    found = []
-    for name in type(model).model_fields:
-        value = vars(model)[name]
-        if isinstance(value, BaseModel):
-            found += _not_finite(value, (*path, name))
-        elif isinstance(value, float) and value - value != 0:
-            found.append(".".join((*path, name)))
-    return found
+def _unusable(value: Any, path: Keys = ()) -> Iterator[tuple[str, str]]:
+    """Values that no option takes, whatever its type: numbers that are none, text that cannot be written to a file."""
+    key = ".".join(path)
+    match value:
+        case dict():
+            for name, held in value.items():
+                yield from _unusable(name, (*path, _printable(name)))
+                yield from _unusable(held, (*path, _printable(name)))
+        case list() | tuple():
+            for held in value:
+                yield from _unusable(held, path)
+        case float() if value - value != 0:
+            yield key, "must be finite"
+        case str() if _printable(value) != value or "\0" in value:
+            yield key, f"{value!r} holds what cannot be in a file or its name: half a character, or a NUL; leave it out"
+
+
+def _printable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()

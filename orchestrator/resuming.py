@@ -6,11 +6,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator import changing_slots
+from orchestrator import changing_slots, data_state
 from orchestrator.config import Config
 from orchestrator.fingerprints import differing, fingerprints
 from state import checkpoints
-from state.checkpoints import Inventory
+from state.checkpoints import Inventory, Marker
 from state.errors import ResumeError
 from state.resume import LoadSpec, NoBase, ResumePlan, ResumeRequest, plan_resume, plan_slot_load
 
@@ -140,10 +140,17 @@ def _of_the_same(config: Config, made: ResumePlan, inventory: Inventory | None) 
         return made
     directory = checkpoints.iteration_dir(inventory.path, made.iteration)
     marker = checkpoints.read_marker(directory)
-    found = differing(marker.get("fingerprint", {}), fingerprints(config))
+    allowed = config.checkpoint.allow_mismatch
+    untold = _untold(marker)
+    if refused := [kind for kind in untold if kind not in allowed]:
+        raise ResumeError(
+            f"{directory / checkpoints.MARKER} does not say {' and '.join(untold[kind] for kind in refused)}, so it "
+            "cannot be told whether that is this run's. Name another iteration with checkpoint.ckpt_step, or accept "
+            f"this one with checkpoint.allow_mismatch [{', '.join(refused)}]"
+        )
+    found = differing(marker.fingerprint or {}, fingerprints(config))
     if not made.load_data:
         found.pop("data", None)
-    allowed = config.checkpoint.allow_mismatch
     words = {kind: f"{kind} {saved} there, {current} here" for kind, (saved, current) in found.items()}
     if refused := [kind for kind in found if kind not in allowed]:
         raise ResumeError(
@@ -151,12 +158,25 @@ def _of_the_same(config: Config, made: ResumePlan, inventory: Inventory | None) 
             f"{'; '.join(words[kind] for kind in refused)}. Continue with the same, name another checkpoint.load or "
             f"checkpoint.save, or accept it with checkpoint.allow_mismatch [{', '.join(refused)}]"
         )
-    warnings = [
-        f"checkpoint.allow_mismatch: continuing from {directory} with another {word}" for word in words.values()
-    ]
+    if made.load_data:
+        data_state.read(directory)
+    checkpoints.read_probe(directory)  # what is damaged is refused before anything starts
+    continuing = f"checkpoint.allow_mismatch: continuing from {directory}"
+    warnings = [f"{continuing}, which does not say {what}" for what in untold.values()]
+    warnings += [f"{continuing} with another {word}" for word in words.values()]
     if made.load_data and {"tokenizer", "data"} & found.keys():
         warnings.append("the data cursor and samples still waiting are left behind: prompts begin with the first")
         made = replace(made, load_data=False, reason=f"{made.reason}; the data cursor is left behind")
     if made.load_optimizer:
         warnings += changing_slots.warnings(config, directory, marker)
     return replace(made, warnings=(*made.warnings, *warnings))
+
+
+def _untold(marker: Marker) -> dict[str, str]:
+    """What a marker must say and does not, by the word of `checkpoint.allow_mismatch` that accepts it."""
+    untold = {}
+    if "model" not in (marker.fingerprint or {}):
+        untold["model"] = "which model it was saved with (`fingerprint`)"
+    if None in (marker.digest, marker.dtype, marker.slots):
+        untold["continuity"] = "what bytes were saved (`digest`, `dtype`, `slots`)"
+    return untold

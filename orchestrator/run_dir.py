@@ -14,9 +14,11 @@ import yaml
 
 from orchestrator import resuming
 from orchestrator.config import Config
+from orchestrator.options import ConfigError, Problem
 from orchestrator.rebuilding import Verdict
+from state.entries import fault
 from state.gang import GangId
-from state.journal import Journal, read_journal
+from state.journal import Journal, JournalDamaged, read_journal, require_whole
 from state.resume import ResumePlan
 from state.slots import Slot
 
@@ -39,13 +41,21 @@ class RunDir:
     def open(config: Config, plan: ResumePlan) -> RunDir:
         """Create it, or continue in it; writes `config.yaml` and `resume.json`."""
         path = resuming.run_dir(config)
-        (path / "journal").mkdir(parents=True, exist_ok=True)
-        journal_path = path / "journal" / DRIVER_JOURNAL
-        known = [entry["incarnation"] for entry in read_journal(journal_path) if entry["kind"] in _BEGIN]
-        journal = Journal(journal_path, "driver")
-        opened = RunDir(path, max(known, default=0) + 1, journal)
-        _write(path / "config.yaml", config_text(config))
-        opened._write_plan(plan)
+        try:
+            (path / "journal").mkdir(parents=True, exist_ok=True)
+            for other in sorted((path / "journal").glob("*.jsonl")):
+                require_whole(other)  # those of ranks and engines are written on too, where nobody sees this soon
+            journal_path = path / "journal" / DRIVER_JOURNAL
+            known = _incarnations(journal_path)
+            journal = Journal(journal_path, "driver")
+            opened = RunDir(path, max(known, default=0) + 1, journal)
+            _write(path / "config.yaml", config_text(config))
+            opened._write_plan(plan)
+        except OSError as error:
+            what = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
+            raise ConfigError(
+                [Problem("run.dir", f"{path} cannot be used ({what}); mend it, or use another")]
+            ) from error
         asked = config.loop.start_rollout_id
         journal.append("driver_started", incarnation=opened.incarnation, pid=os.getpid(), start_rollout_id=asked)
         return opened
@@ -92,6 +102,17 @@ class RunDir:
 
     def _write_plan(self, plan: ResumePlan) -> None:
         _write(self.path / "resume.json", json.dumps(plan.to_json(), indent=2) + "\n")
+
+
+def _incarnations(journal: Path) -> list[int]:
+    """Those that began in it. `JournalDamaged` for an entry of them that does not say which."""
+    known = []
+    for entry in read_journal(journal):
+        if entry["kind"] in _BEGIN:
+            if wrong := fault(entry):
+                raise JournalDamaged(f"{journal}: entry {entry['seq']} is {wrong}. Use another run.dir, or repair it")
+            known.append(int(entry["incarnation"]))
+    return known
 
 
 def config_text(config: Config) -> str:

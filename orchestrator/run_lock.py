@@ -20,6 +20,8 @@ from orchestrator.config import Config
 from orchestrator.options import ConfigError, Problem
 
 LOCK = ".driver.lock"
+_LATEST = 1e11
+"""Seconds, wall time."""
 
 
 @contextmanager
@@ -56,13 +58,14 @@ def _alone_in(directory: Path, option: str) -> Iterator[None]:
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def _described(holder: Mapping[str, Any]) -> str:
-    if not {"pid", "host", "since"} <= holder.keys():
-        return ""
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(holder["since"])))
-    return f" (process {holder['pid']} on {holder['host']}, since {since})"
+    match holder:
+        case {"pid": int(pid), "host": str(host), "since": float(since)} if 0 <= since < _LATEST:
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since))
+            return f" (process {pid} on {host}, since {at})"
+    return ""

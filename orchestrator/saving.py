@@ -45,7 +45,7 @@ class Saving:
         quorum = self._gang.agree(f"save-{self._run_dir.incarnation}-{rollout_id}", with_kept=True)
         directory = checkpoints.begin(root, rollout_id)
         checkpoints.write_data(directory, data)
-        checkpoints.write_probe(directory, probe.to_json())
+        checkpoints.write_probe(directory, probe)
         self._gang.save(quorum, str(directory), background=background)
 
         def commit() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator import resuming
+from orchestrator import data_state, resuming
 from orchestrator.changing_slots import changing
 from orchestrator.config import Config
 from orchestrator.rollout_buffer import RolloutBuffer
@@ -61,7 +61,7 @@ def _kept(config: Config, plan: ResumePlan) -> list[SlotLoad]:
     marker, wanted = checkpoints.read_marker(directory), changing(config)
     return [
         SlotLoad(slot, version, LoadSpec(plan.path, plan.iteration, "native", checkpoints.slot_part(slot, version)))
-        for slot, version in ((Slot(entry["slot"]), int(entry["version"])) for entry in marker.get("slots", []))
+        for slot, version in ((entry.slot, entry.version) for entry in marker.slots or ())
         if slot in wanted
     ]
 
@@ -70,7 +70,7 @@ def _check_ring(config: Config, plan: ResumePlan, ring: list[SlotLoad]) -> None:
     """Samples that wait in the checkpoint must find the weights that generated them."""
     if Slot.OLD_ACTOR not in changing(config) or not plan.load_data or plan.path is None or plan.iteration is None:
         return
-    data = checkpoints.read_data(checkpoints.iteration_dir(plan.path, plan.iteration))
+    data = data_state.read(checkpoints.iteration_dir(plan.path, plan.iteration))
     held = {one.version for one in ring} | {plan.iteration + 1}
     if missing := RolloutBuffer.from_state(data).waiting_versions - held:
         versions = ", ".join(map(str, sorted(missing)))

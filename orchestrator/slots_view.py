@@ -27,6 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.options import ConfigError, Problem
+from state.slots import SHORT_DIGEST
 
 ASK_TIMEOUT_S = 1.5
 View = Mapping[str, Any]
@@ -93,7 +94,7 @@ def _worker(row: View, now: float) -> Mapping[str, Text]:
         "slot": _text(row.get("slot")),
         "state": Text(str(row["state"]).split(".")[0], style=_style(str(row["state"]))),
         "version": _weights(row),
-        "digest": _text(row.get("digest"), most=12),
+        "digest": _text(row.get("digest"), most=SHORT_DIGEST),
         "tier": _text(row.get("tier")),
         "since": _text(None if since is None else _ago(now - float(since))),
         "last": _text(row.get("last_transition")),

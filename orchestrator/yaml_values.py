@@ -26,6 +26,10 @@ _SCALARS: tuple[tuple[str, re.Pattern[str], list[str]], ...] = (
 )
 
 
+_MOST_DEPTH, _MOST_VALUES = 64, 20_000
+"""Of one document, with its aliases written out: more is a mistake, or meant to hurt."""
+_PATTERNS = {tag: pattern for tag, pattern, _ in _SCALARS}
+_TEXT = "tag:yaml.org,2002:str"
 _COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 
@@ -33,7 +37,7 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own attribute)
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        return int(self.construct_scalar(node))
+        return whole_number(self.construct_scalar(node))
 
     def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
         return float(self.construct_scalar(node).lower().replace(".inf", "inf").replace(".nan", "nan"))
@@ -61,12 +65,20 @@ class YamlError(ValueError):
     """Text that is not YAML; the message ends with the line."""
 
 
+def whole_number(text: str) -> int:
+    """`YamlError` for one that does not fit 64 bits: nothing here counts so far."""
+    if len(text) > 20 or not -(1 << 63) <= (number := int(text)) < 1 << 63:
+        raise YamlError(f"{text[:20]}{'...' if len(text) > 20 else ''} is a number of more than 64 bits")
+    return number
+
+
 @dataclass
 class Document:
     """A parsed mapping, and where its keys stand."""
 
     value: Any
     lines: dict[Path, int] = field(default_factory=dict)
+    values: int = 0
     duplicates: list[tuple[Path, int]] = field(default_factory=list)
 
 
@@ -81,6 +93,8 @@ def read(text: str) -> Document:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise YamlError(f"{error.problem or 'not YAML'} (line {line})") from error
+    except RecursionError as error:
+        raise YamlError(f"it is nested more than {_MOST_DEPTH} deep") from error
     except (yaml.YAMLError, ValueError) as error:
         raise YamlError(str(error).splitlines()[0]) from error
     return document
@@ -97,14 +111,21 @@ def write(value: Any) -> str:
 
 
 def _construct(loader: _Loader, node: yaml.Node, path: Path, document: Document, above: tuple[yaml.Node, ...]) -> Any:
+    line = node.start_mark.line + 1
+    document.values += 1
     if any(node is other for other in above):
-        raise YamlError(f"an alias contains itself (line {node.start_mark.line + 1})")
-    if not isinstance(node, yaml.ScalarNode) and node.tag not in _COLLECTIONS:
-        raise YamlError(f"the tag {node.tag} is not known (line {node.start_mark.line + 1})")
+        raise YamlError(f"an alias contains itself (line {line})")
+    if len(above) > _MOST_DEPTH:
+        raise YamlError(f"it is nested more than {_MOST_DEPTH} deep (line {line})")
+    if document.values > _MOST_VALUES:
+        raise YamlError(f"it has more than {_MOST_VALUES} values, counting every use of an alias (line {line})")
+    if isinstance(node, yaml.ScalarNode):
+        return _scalar(loader, node)
+    if node.tag not in _COLLECTIONS:
+        raise YamlError(f"the tag {node.tag} is not known (line {line})")
     if isinstance(node, yaml.SequenceNode):
         return [_construct(loader, item, path, document, (*above, node)) for item in node.value]
-    if not isinstance(node, yaml.MappingNode):
-        return loader.construct_object(node, deep=True)
+    assert isinstance(node, yaml.MappingNode)
     seen: set[str] = set()
     for key_node, _ in node.value:
         key = str(key_node.value)
@@ -121,3 +142,16 @@ def _construct(loader: _Loader, node: yaml.Node, path: Path, document: Document,
         document.lines[(*path, key)] = key_node.start_mark.line + 1
         result[key] = _construct(loader, value_node, (*path, key), document, (*above, node))
     return result
+
+
+def _scalar(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    """Text, a number, true or false, or null; a tag that is written out must fit what it stands before."""
+    line = node.start_mark.line + 1
+    if node.tag != _TEXT and node.tag not in _PATTERNS:
+        raise YamlError(f"the tag {node.tag} is not known (line {line})")
+    if node.tag != _TEXT and not _PATTERNS[node.tag].match(node.value):
+        raise YamlError(f"{node.value!r} is no {node.tag.rpartition(':')[2]}, as its tag says (line {line})")
+    try:
+        return loader.construct_object(node, deep=True)
+    except YamlError as error:
+        raise YamlError(f"{error} (line {line})") from error

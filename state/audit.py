@@ -10,74 +10,24 @@ No torch is imported.
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from state import rank_history, replay_engines, replay_rank
+from state.audit_report import AuditReport
 from state.cross_check import cross_check
-from state.findings import Entry, Event, Finding, JournalFile, Notes, read_file
+from state.findings import JournalFile, Notes, read_file
 from state.rank_history import RankHistory
-from state.replay_driver import DriverHistory, Start, replay_driver, weights
+from state.replay_driver import DriverHistory, replay_driver
 from state.replay_engines import EngineHistory
 from state.resume_check import resume_check
 
 DRIVER, FLEET = "driver", "fleet"
-_MOMENT = ("seq", "incarnation", "transition", "at", "trigger", "before", "after", "slot", "version", "digest")
-_PASSING = ("loading", "switching")
 
 
-@dataclass(frozen=True, slots=True)
-class AuditReport:
-    """`findings` are broken invariants, `events` what else is worth knowing. The histories make the timelines."""
-
-    run_dir: Path
-    findings: tuple[Finding, ...]
-    events: tuple[Event, ...]
-    driver: DriverHistory
-    ranks: tuple[RankHistory, ...]
-    engines: Mapping[str, EngineHistory]
-
-    @property
-    def ok(self) -> bool:
-        return not self.findings
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "run": str(self.run_dir),
-            "ok": self.ok,
-            "findings": [finding.to_json() for finding in self.findings],
-            "events": [event.to_json() for event in self.events],
-            "driver": [line for start in self.driver.starts.values() for line in _story(start)],
-            "ranks": {h.name: [_moment(e) for life in h.lives.values() for e in life.moments] for h in self.ranks},
-            "engines": {name: [dict(entry) for life in h.lives for entry in life] for name, h in self.engines.items()},
-        }
-
-    def __str__(self) -> str:
-        transitions = sum(len(life.moments) for h in self.ranks for life in h.lives.values())
-        publishes = sum(len(start.publishes) for start in self.driver.starts.values())
-        saves = sum(len(start.saves) for start in self.driver.starts.values())
-        lines = [
-            f"{self.run_dir}: {len(self.ranks)} ranks, {len(self.engines)} engines, {len(self.driver.starts)} starts, "
-            f"{transitions} transitions, {publishes} publishes, {saves} saves",
-            "every invariant that journals can show holds" if self.ok else f"{len(self.findings)} violations",
-        ]
-        for title, what in (("violations", self.findings), ("events", self.events)):
-            if what:
-                lines += ["", title, *(f"  {one}" for one in what)]
-        lines += ["", "driver"]
-        lines += [f"  {line}" for start in self.driver.starts.values() for line in _story(start)]
-        lines += ["", "ranks"]
-        for history in self.ranks:
-            for life in history.lives.values():
-                lines += _lane(f"{history.name} [{life.incarnation}]", [_where(e) for e in life.moments])
-        lines += ["", "engines"]
-        for name, engine in self.engines.items():
-            for steps in engine.lives:
-                lines += _lane(name, [_engine_where(e) for e in steps])
-        return "\n".join(lines)
+def journals(run_dir: Path) -> list[Path]:
+    """The journals of a run, by name; none: it is not the directory of a run."""
+    return sorted(path for path in (run_dir / "journal").glob("*.jsonl") if path.is_file())
 
 
 def audit(run_dir: Path) -> AuditReport:
@@ -98,71 +48,25 @@ def latest_views(run_dir: Path) -> dict[str, Any]:
         "run": workers[0]["worker"].split("/")[0] if workers else run_dir.name,
         "source": "journal",
         "workers": workers,
-        "engines": [replay_engines.row(history, published) for history in engines.values()],
+        "engines": [replay_engines.row(history, published) for history in engines.values() if history.lives],
     }
 
 
 def _replay(run_dir: Path, notes: Notes) -> tuple[DriverHistory, tuple[RankHistory, ...], dict[str, EngineHistory]]:
-    files = [read_file(path, notes) for path in sorted((run_dir / "journal").glob("*.jsonl"))]
+    files = [read_file(path, notes) for path in journals(run_dir)]
     by_source: dict[str, JournalFile] = {}
     for file in files:
-        if file.entries and by_source.setdefault(file.source, file) is not file:
+        if file.source and by_source.setdefault(file.source, file) is not file:
             what = f"{file.source} has another journal, {by_source[file.source].name}; this one is not read"
             notes.wrong(file.name, None, "I12", what)
     if DRIVER not in by_source:
-        notes.wrong("journal", None, "I12", "there is no journal of the driver")
+        own = next((file for file in files if file.name == f"{DRIVER}.jsonl" and not file.source), None)
+        if own is None:
+            notes.wrong("journal", None, "I12", "there is no journal of the driver")
+        else:
+            notes.event(own.name, None, "has no entry: the run ended before its first")
     driver = replay_driver(by_source.get(DRIVER, JournalFile(f"{DRIVER}.jsonl", (), False)), notes)
     engines = replay_engines.replay_engines(by_source[FLEET], notes) if FLEET in by_source else {}
     workers = [file for source, file in by_source.items() if source not in (DRIVER, FLEET)]
     ranks = sorted((replay_rank.replay_rank(file, notes) for file in workers), key=lambda h: (h.role, h.rank))
     return driver, tuple(ranks), engines
-
-
-def _moment(entry: Entry) -> dict[str, Any]:
-    more = ("rollout_id", "publish_id", "provenance", "detail")
-    return {name: entry.get(name) for name in _MOMENT} | {name: entry[name] for name in more if name in entry}
-
-
-def _story(start: Start) -> list[str]:
-    """What the driver did in one incarnation, in its order."""
-    size = "did not start" if start.world_size is None else f"of {start.world_size} started"
-    happened = [*start.publishes.values(), *start.saves.values(), *start.trained.values()]
-    lines = [f"incarnation {start.incarnation}: gang {size}"]
-    for entry in sorted(happened, key=lambda e: int(e["seq"])):
-        match entry["kind"]:
-            case "trained":
-                lines.append(f"trained rollout {entry['rollout_id']}: version {entry['version']}")
-            case "save":
-                how = " in the background" if entry["publish_id"] in start.begun else ""
-                what = f"actor@{weights(entry)} {entry['digest']}"
-                lines.append(f"saved {what} as iteration {entry['iteration']}{how}")
-            case _ if "digest" in entry:
-                to = ", ".join(f"{engine} {verdict}" for engine, verdict in entry["engines"].items())
-                what = f"{entry['slot']}@{weights(entry)} {entry['digest']}"
-                lines.append(f"{entry['publish_id']} {entry['outcome']}: {what} to {to or 'no engine'}")
-            case _:
-                lines.append(f"{entry['publish_id']} {entry['outcome']}")
-    return [*lines, f"ended: {start.ended or 'killed'}"]
-
-
-def _where(entry: Entry) -> str:
-    state = str(entry["after"])
-    if state in _PASSING:
-        return ""
-    if state.startswith("resident."):
-        return f"{entry['slot']}@{entry.get('version')}"
-    about = entry.get("publish_id", entry.get("rollout_id"))
-    return state if about is None else f"{state}({about})"
-
-
-def _engine_where(entry: Entry) -> str:
-    return f"serving {entry['incarnation']}.{entry['version']}" if entry["version"] is not None else str(entry["state"])
-
-
-def _lane(name: str, places: list[str]) -> list[str]:
-    """One lane: where it was, one after the other; staying is told once."""
-    shown = [place for place in places if place]
-    distinct = [place for i, place in enumerate(shown) if i == 0 or place != shown[i - 1]]
-    indent = " " * 4
-    text = " > ".join(distinct) or "nothing"
-    return [f"  {name}", *textwrap.wrap(text, 116, initial_indent=indent, subsequent_indent=indent)]

@@ -24,10 +24,16 @@ import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
+from pydantic import Field
+
+from state.continuity import Probe
 from state.errors import CheckpointError, ResumeError
 from state.slots import Slot
+from state.stored import Count, Malformed, Stored, parse, parse_object
+
+T = TypeVar("T")
 
 TRACKER = "latest_checkpointed_iteration.txt"
 RELEASE = "release"
@@ -38,7 +44,27 @@ SLOTS = "slots"
 PROBE = "probe.json"
 _MEGATRON_METADATA = "metadata.json"
 _DISCARDED = ".slotwise-discarded-"
-_ITERATION = re.compile(r"iter_([0-9]{7,})")
+_ITERATION = re.compile(r"iter_([0-9]{7,18})")
+_IN_TRACKER = re.compile(r"[0-9]{1,18}")
+
+
+class MarkedSlot(Stored):
+    """A slot that an iteration holds beside the actor."""
+
+    slot: Annotated[Slot, Field(strict=False)]
+    version: Count
+    digest: str
+
+
+class Marker(Stored):
+    """What a marker says of the weights beside it. Whoever relies on a field must ask whether it is there: markers of
+    converted weights have no more than `digest` and `dtype`."""
+
+    iteration: Count | None = None
+    digest: str | None = None
+    dtype: str | None = None
+    slots: list[MarkedSlot] | None = None
+    fingerprint: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +133,7 @@ def parse_tracker(text: str) -> int | Literal["release"] | None:
     word = text.strip()
     if word == RELEASE:
         return "release"
-    return int(word) if re.fullmatch(r"[0-9]+", word) else None
+    return int(word) if _IN_TRACKER.fullmatch(word) else None
 
 
 def begin(root: str | os.PathLike[str], iteration: int) -> Path:
@@ -166,7 +192,7 @@ def commit(
 
     `keep` is the number of complete iterations to leave (None: all); those in `protect` are left beside them.
     """
-    _commit(iteration_dir(root, iteration), marker)
+    _commit(iteration_dir(root, iteration), {**marker, "iteration": iteration})
     _write_atomically(Path(root) / TRACKER, f"{iteration}\n".encode())
     if keep is not None:
         for doomed in surplus(inspect(root), keep, protect):
@@ -198,22 +224,24 @@ def inspect(root: str | os.PathLike[str]) -> Inventory:
     """Read what stands in a checkpoint directory. `ResumeError` when it cannot be listed."""
     path = Path(root)
     try:
-        if not path.exists():
-            return Inventory(path=str(path), exists=False)
-        entries = sorted(path.iterdir())
+        return _inventory(path) if path.exists() else Inventory(path=str(path), exists=False)
     except OSError as error:
-        raise ResumeError(f"{path} cannot be read as a checkpoint directory: {error.strerror}") from error
+        about = "" if error.filename in (None, str(path)) else f" ({error.filename})"
+        raise ResumeError(f"{path} cannot be read as a checkpoint directory: {error.strerror}{about}") from error
+
+
+def _inventory(path: Path) -> Inventory:
     ours, megatron, without_data, incomplete, foreign = [], [], [], [], []
     has_release = False
-    for entry in entries:
+    for entry in sorted(path.iterdir()):
         match = _ITERATION.fullmatch(entry.name)
         if entry.name == TRACKER or entry.name.startswith("."):
             continue
-        if not match and entry.name != RELEASE:
+        iteration = int(match[1]) if match else None
+        if entry.name != (RELEASE if iteration is None else iteration_dir(path, iteration).name):
             foreign.append(entry.name)
             continue
-        iteration = int(match[1]) if match else None
-        verdict = _classify(entry)
+        verdict = _classify(entry, iteration)
         if isinstance(verdict, Incomplete):
             incomplete.append(Incomplete(iteration, entry.name, verdict.why))
         elif verdict == "foreign":
@@ -222,12 +250,12 @@ def inspect(root: str | os.PathLike[str]) -> Inventory:
             has_release = True
         elif verdict == "ours":
             ours.append(iteration)
-            if not isinstance(_read_json(entry / DATA), dict):
+            if not _is_object(entry / DATA):
                 without_data.append(iteration)
         else:
             megatron.append(iteration)
     tracker = path / TRACKER
-    text = tracker.read_text(errors="replace") if tracker.is_file() else None
+    text = tracker.read_text(errors="replace") if tracker.exists() else None
     weights = any(n.endswith(".safetensors") or n.startswith("pytorch_model") for n in foreign)
     native = text is not None or ours or megatron or incomplete or has_release
     return Inventory(
@@ -244,9 +272,9 @@ def inspect(root: str | os.PathLike[str]) -> Inventory:
     )
 
 
-def read_marker(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """The marker of a complete checkpoint of ours. `ResumeError` when it is missing or torn."""
-    return _read_object(Path(directory) / MARKER)
+def read_marker(directory: str | os.PathLike[str]) -> Marker:
+    """The marker of a complete checkpoint of ours. `ResumeError` when it is missing or not whole."""
+    return _read(Path(directory) / MARKER, Marker)
 
 
 def write_data(directory: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
@@ -256,32 +284,32 @@ def write_data(directory: str | os.PathLike[str], data: Mapping[str, Any]) -> No
 
 def read_data(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """The trained cursor of a checkpoint of ours. `ResumeError` when it is missing or torn."""
-    return _read_object(Path(directory) / DATA)
+    return _read(Path(directory) / DATA, dict[str, Any])
 
 
-def write_probe(directory: str | os.PathLike[str], probe: Mapping[str, Any]) -> None:
+def write_probe(directory: str | os.PathLike[str], probe: Probe) -> None:
     """Store what the gang computes on a fixed batch; before `commit`."""
-    _write_atomically(Path(directory) / PROBE, json.dumps(probe).encode())
+    _write_atomically(Path(directory) / PROBE, json.dumps(probe.to_json()).encode())
 
 
-def read_probe(directory: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """What the gang computed when it saved; None where that was not stored. `ResumeError` when it is torn."""
+def read_probe(directory: str | os.PathLike[str]) -> Probe | None:
+    """What the gang computed when it saved; None where that was not stored. `ResumeError` when it is not whole."""
     path = Path(directory) / PROBE
-    return _read_object(path) if path.exists() else None
+    return _read(path, Probe) if path.exists() else None
 
 
-def _classify(directory: Path) -> Incomplete | Literal["ours", "megatron", "foreign"]:
+def _classify(directory: Path, iteration: int | None = None) -> Incomplete | Literal["ours", "megatron", "foreign"]:
+    """`iteration` of the directory, where it is one: its marker must be about it."""
     if not directory.is_dir():
         return "foreign"
     if (directory / MARKER).exists():
-        if isinstance(_read_json(directory / MARKER), dict):
-            return "ours"
-        return Incomplete(None, directory.name, f"{MARKER} is torn")
+        wrong = _marker_fault(directory / MARKER, iteration)
+        return "ours" if wrong is None else Incomplete(None, directory.name, f"{MARKER} {wrong}")
     if (directory / INCOMPLETE).exists():
         return Incomplete(None, directory.name, "the save was cut off")
     if all(entry.name.startswith(".") for entry in directory.iterdir()):
         return Incomplete(None, directory.name, "empty")
-    return "megatron" if isinstance(_read_json(directory / _MEGATRON_METADATA), dict) else "foreign"
+    return "megatron" if _is_object(directory / _MEGATRON_METADATA) else "foreign"
 
 
 def _refuse_foreign(target: Path) -> None:
@@ -356,17 +384,33 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _read_json(path: Path) -> Any:
-    """Parsed content, or None when the file is missing or not whole JSON."""
+def _marker_fault(path: Path, iteration: int | None) -> str | None:
+    """Why the marker cannot be believed; None: it can."""
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
+        marker = parse(Marker, path.read_bytes())
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except Malformed as error:
+        return str(error)
+    if iteration is not None and marker.iteration != iteration:
+        about = "no iteration" if marker.iteration is None else f"iteration {marker.iteration}"
+        return f"is about {about}, and stands in {path.parent.name}"
+    return None
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    value = _read_json(path)
-    if not isinstance(value, dict):
-        held = f"holds {path.stat().st_size} bytes that are no JSON object" if path.is_file() else "is missing"
-        raise ResumeError(f"{path} {held}; another iteration can be named with ckpt_step")
-    return value
+def _is_object(path: Path) -> bool:
+    try:
+        parse_object(path.read_bytes())
+    except (OSError, Malformed):
+        return False
+    return True
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    """The one place where a file of a checkpoint is believed."""
+    try:
+        return parse(kind, path.read_bytes())
+    except (OSError, Malformed) as error:
+        wrong = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+        wrong = "is missing" if isinstance(error, FileNotFoundError) else wrong
+        raise ResumeError(f"{path} {wrong}; another iteration can be named with ckpt_step") from error

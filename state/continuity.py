@@ -30,28 +30,20 @@ class Probe:
     optimizer_steps: int
     moments: tuple[float, float]
 
+    def __post_init__(self) -> None:
+        if self.ref_logprobs is not None and len(self.ref_logprobs) != len(self.logprobs):
+            raise ValueError(f"{len(self.logprobs)} log-probs of the actor, {len(self.ref_logprobs)} of the reference")
+
     @property
     def kl_to_ref(self) -> float | None:
         """Estimator k3 (Schulman, 2020) over the batch's tokens; it serves as a distance, the tokens being fixed."""
         if self.ref_logprobs is None:
             return None
         ratios = [ref - own for own, ref in zip(self.logprobs, self.ref_logprobs, strict=True)]
-        return sum(math.expm1(ratio) - ratio for ratio in ratios) / len(ratios)
+        return sum(_k3(ratio) for ratio in ratios) / max(1, len(ratios))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Probe:
-        ref = value["ref_logprobs"]
-        return Probe(
-            value["dtype"],
-            tuple(value["logprobs"]),
-            None if ref is None else tuple(ref),
-            value["grad_norm"],
-            value["optimizer_steps"],
-            (value["moments"][0], value["moments"][1]),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +109,13 @@ def _optimizer(before: Probe, after: Probe, limits: Limits) -> list[str]:
         if not _near(was, now, limits.moments):
             found.append(f"the norm of the optimizer's {name} moments is {now:.6g}, it was {was:.6g}")
     return found
+
+
+def _k3(ratio: float) -> float:
+    try:
+        return math.expm1(ratio) - ratio
+    except OverflowError:
+        return math.inf
 
 
 def _gap(before: Sequence[float], after: Sequence[float]) -> float:

@@ -12,6 +12,9 @@ from state.replay_driver import PUBLISHED, DriverHistory, Start, weights
 from state.replay_engines import EngineHistory
 from state.slots import Slot
 
+_NAMED = 8
+"""Ranks that one finding names."""
+
 
 def cross_check(
     driver: DriverHistory, ranks: Sequence[RankHistory], engines: Mapping[str, EngineHistory], notes: Notes
@@ -49,11 +52,12 @@ class _Gang:
             self._check_known(history, life)
 
     def _check_size(self, world_size: int) -> None:
-        for rank in range(world_size):
-            if rank not in self._lives:
-                name = f"{self._start.role}/{rank}"
-                what = f"{name} has no journal of incarnation {self._start.incarnation}, a gang of {world_size}"
-                self._notes.wrong(self._driver.journal, None, "I12", what)
+        if missing := [rank for rank in range(world_size) if rank not in self._lives]:
+            names = ", ".join(f"{self._start.role}/{rank}" for rank in missing[:_NAMED])
+            more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+            have = f"{names}{more} {'has' if len(missing) == 1 else 'have'} no journal"
+            what = f"{have} of incarnation {self._start.incarnation}, a gang of {world_size}"
+            self._notes.wrong(self._driver.journal, None, "I12", what)
         for history, life in self._lives.values():
             if life.world_size != world_size or history.rank >= world_size:
                 what = f"{history.name} was in a gang of {life.world_size}; the driver started one of {world_size}"
@@ -82,7 +86,7 @@ class _Gang:
                 held = f"{outlet.version} with digest {outlet.digest}"
                 agreed_on = f"{entry['version']} with digest {summary}"
                 self._wrong(history, outlet.seq, "I2", f"{publish_id}: {history.name} held {held}, not {agreed_on}")
-            agreed_kept = {(k["slot"], k["version"]): k["summaries"][rank] for k in entry.get("slots", [])}
+            agreed_kept = {(k["slot"], k["version"]): _of(k["summaries"], rank) for k in entry.get("slots", [])}
             for slot, version in agreed_kept.keys() | outlet.kept.keys():
                 found, wanted = outlet.kept.get((slot, version)), agreed_kept.get((slot, version))
                 if found != wanted:
@@ -197,6 +201,10 @@ class _Gang:
             self._notes.event(history.journal, seq, f"{what}: the run was cut short there")
         else:
             self._wrong(history, seq, invariant, what)
+
+
+def _of(summaries: Sequence[str], rank: int) -> str | None:
+    return summaries[rank] if rank < len(summaries) else None
 
 
 def _check_engines(driver: DriverHistory, engines: Mapping[str, EngineHistory], notes: Notes) -> None:

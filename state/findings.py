@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from state.journal import read_journal
+from state.entries import fault
+from state.journal import JournalDamaged, read_journal
 
 Entry = Mapping[str, Any]
 
@@ -64,27 +65,29 @@ class JournalFile:
     name: str
     entries: tuple[Entry, ...]
     torn: bool
-
-    @property
-    def source(self) -> str:
-        return str(self.entries[0].get("source")) if self.entries else ""
+    source: str = ""
+    """Whose it is, by its first line; empty where no line says so."""
 
 
 def read_file(path: Path, notes: Notes) -> JournalFile:
-    """Read one journal; damage, gaps and doubled numbers are findings."""
+    """Read one journal; damage, gaps and doubled numbers are findings, and so is an entry that lacks what its kind
+    holds, which is then left out."""
     entries: list[Entry] = []
+    seq, source = 0, ""
     try:
         for entry in read_journal(path):
-            follows = entries[-1]["seq"] if entries else 0
-            if entry.get("seq") != follows + 1:
-                what = f"entry {entry.get('seq')} follows entry {follows}: entries were lost, doubled or moved"
-                notes.wrong(path.name, entry.get("seq"), "I12", what)
-            entries.append({"seq": follows + 1} | entry)
-    except ValueError as error:
-        what = f"damaged, and not read any further: {error}"
-        notes.wrong(path.name, entries[-1]["seq"] if entries else None, "I12", what)
+            if entry["seq"] != seq + 1:
+                what = f"entry {entry['seq']} follows entry {seq}: entries were lost, doubled or moved"
+                notes.wrong(path.name, entry["seq"], "I12", what)
+            seq, source = entry["seq"], source or str(entry.get("source", ""))
+            if (wrong := fault(entry)) is None:
+                entries.append(entry)
+            else:
+                notes.wrong(path.name, seq, "I12", wrong)
+    except JournalDamaged as error:
+        notes.wrong(path.name, seq or None, "I12", f"damaged, and not read any further: {error}")
     content = path.read_bytes()
     torn = bool(content) and not content.endswith(b"\n")
     if torn:
         notes.event(path.name, None, "the last line is torn: its writer was killed")
-    return JournalFile(path.name, tuple(entries), torn)
+    return JournalFile(path.name, tuple(entries), torn, source)

@@ -13,10 +13,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from state.errors import ResumeError
+from state.stored import Malformed, parse_object, shown
+
 REMEMBERED = 512
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 WRITER_GONE_S = 30.0
 """How long a new writer waits until the one before has ended: a process that was killed may take a moment."""
+
+
+class JournalDamaged(ResumeError):
+    """A journal holds a whole line that is no entry: it is neither read past it nor written on."""
 
 
 class Journal:
@@ -36,7 +43,7 @@ class Journal:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         _own(self._fd, path)
         whole, torn = _split(os.pread(self._fd, os.fstat(self._fd).st_size, 0))
-        self._seq = _last_seq(whole)
+        self._seq = _last_seq(whole, path)
         if torn:
             os.ftruncate(self._fd, len(whole))
             self.append("recovered", torn_bytes=torn)
@@ -96,21 +103,15 @@ def _own(fd: int, path: Path) -> None:
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole entries of a journal file; a torn tail is left out. A damaged line in the middle raises ValueError."""
-    whole, _ = _whole_lines(path)
-    for number, line in enumerate(whole.decode().splitlines(), 1):
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{number} is not a journal entry: {line[:80]!r}") from error
-        if not isinstance(entry, dict):
-            raise ValueError(f"{path}:{number} is not a journal entry: {line[:80]!r}")
-        yield entry
+    """The whole entries of a journal file; a torn tail is left out. A damaged line raises `JournalDamaged`."""
+    whole, _ = _split(path.read_bytes() if path.exists() else b"")
+    for number, line in enumerate(whole.split(b"\n")[:-1], 1):
+        yield _entry(line, f"{path}:{number}")
 
 
-def _whole_lines(path: Path) -> tuple[bytes, int]:
-    """The file up to and with its last newline, and how many bytes follow it."""
-    return _split(path.read_bytes() if path.exists() else b"")
+def require_whole(path: Path) -> None:
+    """`JournalDamaged` unless the next process can write on where this file ends."""
+    _last_seq(_split(path.read_bytes())[0], path)
 
 
 def _split(content: bytes) -> tuple[bytes, int]:
@@ -118,8 +119,21 @@ def _split(content: bytes) -> tuple[bytes, int]:
     return content[:end], len(content) - end
 
 
-def _last_seq(whole: bytes) -> int:
+def _last_seq(whole: bytes, path: Path) -> int:
     if not whole:
         return 0
-    last = whole[:-1].rsplit(b"\n", 1)[-1]
-    return int(json.loads(last)["seq"])
+    seq: int = _entry(whole[:-1].rsplit(b"\n", 1)[-1], f"the last line of {path}")["seq"]
+    return seq
+
+
+def _entry(line: bytes, where: str) -> dict[str, Any]:
+    """One line, which has at least a number and a kind."""
+    try:
+        entry = parse_object(line)
+        if type(entry.get("seq")) is not int or type(entry.get("kind")) is not str:
+            raise Malformed(f"holds {shown(entry)}, without a number `seq` and a text `kind`")
+    except Malformed as error:
+        raise JournalDamaged(
+            f"{where} is not a journal entry: it {error}. Cut the file off before that line, or use another run.dir"
+        ) from error
+    return entry

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from state.checkpoints import Inventory, parse_tracker
+from state.checkpoints import DATA, Inventory, iteration_dir, parse_tracker
 from state.errors import ResumeError
+from state.stored import shown
 
 LoadKind = Literal["native", "release", "huggingface", "random"]
 Source = Literal["native", "release", "huggingface", "fresh"]
@@ -230,7 +231,7 @@ def _native(
         return replace(_weights_alone("native", spec, reason), warnings=warnings)
     if iteration in inventory.without_data:
         raise ResumeError(
-            f"iteration {iteration} of {request.load} has no readable data cursor (data.json), so prompts would "
+            f"{iteration_dir(inventory.path, iteration) / DATA} is missing or no JSON object, so prompts would "
             "repeat. Set checkpoint.weights_only to start over at rollout 0 with its weights, or name another "
             f"iteration with checkpoint.ckpt_step. {_what_there_is(inventory)}"
         )
@@ -284,7 +285,7 @@ def _explicit(inventory: Inventory, iteration: int, option: str) -> LoadSpec:
 def _named(inventory: Inventory) -> int | Literal["release"]:
     named = parse_tracker(inventory.tracker or "")
     if named is None:
-        held = "is empty" if not (inventory.tracker or "").strip() else f"holds {inventory.tracker!r}"
+        held = "is empty" if not (inventory.tracker or "").strip() else f"holds {shown(inventory.tracker)}"
         raise ResumeError(
             f"the tracker {inventory.tracker_path} {held}; it must hold an iteration or `release`. "
             f"{_what_there_is(inventory)} Repair the file, or name an iteration with ckpt_step."

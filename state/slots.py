@@ -17,7 +17,14 @@ class Slot(StrEnum):
     CRITIC = "critic"
 
 
+SHORT_DIGEST = 12
+"""Digits of a digest that people are shown."""
 PRIMARY_SLOTS = (Slot.ACTOR, Slot.CRITIC)
+
+
+def short_digest(digest: str) -> str:
+    """What people are shown of a digest, everywhere alike."""
+    return digest[:SHORT_DIGEST]
 
 
 class Tier(StrEnum):

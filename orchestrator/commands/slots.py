@@ -36,7 +36,10 @@ def main(arguments: list[str]) -> int:
         elif options.json:
             print_json(ask())
         else:
-            Console().print(slots_view.render(ask(), time.time()))
+            console = Console()
+            with console.capture() as drawn:  # rich itself would end the process when nobody reads on
+                console.print(slots_view.render(ask(), time.time()))
+            print(drawn.get(), end="")
     return ExitCode.DONE
 
 

@@ -22,10 +22,10 @@ from orchestrator.cli import main
 from orchestrator.config import Config
 from orchestrator.exit_codes import ExitCode, exit_code
 from orchestrator.interrupts import Terminated
-from orchestrator.options import ConfigError
-from state import checkpoints
+from orchestrator.options import ConfigError, load
 from state.errors import InvariantViolation, ResumeError, SlotwiseError
 from state.resume import ResumePlan
+from tests.orchestrator.saved_checkpoint import saved
 from tests.orchestrator.valid_config import write
 
 REPOSITORY = Path(__file__).parents[2]
@@ -61,9 +61,7 @@ def slotwise(*arguments: str, cwd: Path) -> tuple[subprocess.CompletedProcess[st
 
 
 def checkpoint(root: Path, iteration: int) -> None:
-    directory = checkpoints.begin(root, iteration)
-    checkpoints.write_data(directory, {})
-    checkpoints.commit(root, iteration, {"iteration": iteration}, None)
+    saved(root, iteration, load("valid.yaml", ()))
 
 
 BAD: dict[str, tuple[tuple[str, ...], str]] = {
@@ -218,13 +216,13 @@ def test_a_run_that_began_elsewhere_continues_from_what_it_saved(
 ) -> None:
     checkpoint(tmp_path / "theirs", 9)
     began = ("--checkpoint.load", "theirs", "--checkpoint.save", "ours", "--checkpoint.weights_only")
-    for saved, flags, expected in [
+    for since, flags, expected in [
         (None, (), ("theirs", 9, 0, False)),
         (3, (), ("ours", 3, 4, True)),
         (3, ("--checkpoint.ckpt_step", "9"), ("theirs", 9, 0, False)),
     ]:
-        if saved is not None:
-            checkpoint(tmp_path / "ours", saved)
+        if since is not None:
+            checkpoint(tmp_path / "ours", since)
         assert main(["train", config, *began, *flags, "--dry-run", "--json"]) == ExitCode.DONE
         plan = json.loads(capsys.readouterr().out)["resume"]
         found = (Path(plan["path"]).name, plan["iteration"], plan["start_rollout_id"], plan["load_optimizer"])
@@ -259,9 +257,7 @@ def test_a_reference_that_is_not_there_ends_with_three(config: str, capsys: pyte
 def test_a_checkpoint_of_another_model_is_refused(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    directory = checkpoints.begin(tmp_path / "ckpt", 4)
-    checkpoints.write_data(directory, {})
-    checkpoints.commit(tmp_path / "ckpt", 4, {"fingerprint": {"model": "llama/0"}}, None)
+    saved(tmp_path / "ckpt", 4, load(config, ()), fingerprint={"model": "llama/0"})
     assert main(["train", config, "--checkpoint.load", "ckpt", "--dry-run"]) == ExitCode.RESUME
     shown = capsys.readouterr().err
     assert "llama/0" in shown
@@ -398,9 +394,10 @@ def run_dir(config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     directory = tmp_path / "runs" / "test"
     (directory / "journal").mkdir(parents=True)
     module = ModuleType("state.audit")
+    module.journals = lambda run: [run]  # type: ignore[attr-defined]
     module.latest_views = lambda run: {**VIEW, "run": run.name, "source": "journal"}  # type: ignore[attr-defined]
     module.audit = lambda run: SimpleNamespace(  # type: ignore[attr-defined]
-        ok=not (run / "bad").exists(), to_json=lambda: {"violations": []}
+        ok=not (run / "bad").exists(), to_json=lambda: {"violations": []}, summary=lambda: "", timeline=lambda: ""
     )
     monkeypatch.setitem(sys.modules, "state.audit", module)
     return directory

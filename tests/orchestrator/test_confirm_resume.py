@@ -15,6 +15,7 @@ from orchestrator.exit_codes import ExitCode, exit_code
 from state import checkpoints
 from state.continuity import Probe
 from state.resume import LoadSpec, ResumePlan, ResumeRequest, plan_resume
+from tests.orchestrator.saved_checkpoint import DATA
 
 PROBE = Probe("float32", (-1.0, -2.0), (-1.1, -1.9), 0.75, 12, (0.3, 0.02))
 
@@ -30,9 +31,9 @@ def held(digest: str = "abcd", **kept: str) -> Any:
 
 def saved(root: Path, probe: Probe | None = PROBE) -> Path:
     directory = checkpoints.begin(root, 4)
-    checkpoints.write_data(directory, {})
+    checkpoints.write_data(directory, DATA)
     if probe is not None:
-        checkpoints.write_probe(directory, probe.to_json())
+        checkpoints.write_probe(directory, probe)
     slots = [{"slot": name.split("@")[0], "version": 4, "digest": digest} for name, digest in KEPT.items()]
     checkpoints.commit(root, 4, {"digest": "abcd", "dtype": "float32", "slots": slots}, None)
     return directory

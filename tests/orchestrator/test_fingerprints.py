@@ -15,7 +15,7 @@ from orchestrator.cli import main
 from orchestrator.config import Config
 from orchestrator.exit_codes import ExitCode
 from orchestrator.fingerprints import fingerprints
-from state import checkpoints
+from tests.orchestrator.saved_checkpoint import saved
 from tests.orchestrator.valid_config import VALID
 
 TOKENIZER = Path(__file__).parents[2] / "examples" / "quickstart"
@@ -33,11 +33,9 @@ def content(root: Path) -> Content:
 
 
 def save(root: Path, value: Content) -> dict[str, str]:
-    found = fingerprints(Config.model_validate(value))
-    directory = checkpoints.begin(root / "ckpt", 4)
-    checkpoints.write_data(directory, {})
-    checkpoints.commit(root / "ckpt", 4, {"fingerprint": found}, None)
-    return found
+    config = Config.model_validate(value)
+    saved(root / "ckpt", 4, config)
+    return fingerprints(config)
 
 
 def dry_run(root: Path, value: Content, *flags: str) -> int:

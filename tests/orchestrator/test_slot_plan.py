@@ -15,6 +15,7 @@ from orchestrator.slot_plan import auxiliary
 from state import checkpoints
 from state.errors import ResumeError
 from state.slots import WeightId
+from tests.orchestrator.saved_checkpoint import CURSOR, marker
 from tests.orchestrator.valid_config import with_flags
 from workers.batch import Sample
 
@@ -24,14 +25,14 @@ OLD_ACTOR = ("--algorithm.old_logprobs", "old_actor", "--loop.mode", "async")
 
 def saved(root: Path, iteration: int, slots: list[tuple[str, int]], waiting: tuple[int, ...] = ()) -> None:
     """A checkpoint with these slots and, waiting, a sample of each of these versions."""
-    buffer = RolloutBuffer({"next": 0})
+    buffer = RolloutBuffer(CURSOR)
     for index, version in enumerate(waiting):
         sample = Sample(0, index, (1,), (2,), (-0.5,), (1,), (WeightId(1, version),), 0, "stop", 1.0)
-        buffer.add(Rollout(iteration + 1 + index, (sample,), {"next": 1}))
+        buffer.add(Rollout(iteration + 1 + index, (sample,), CURSOR))
     directory = checkpoints.begin(root, iteration)
     checkpoints.write_data(directory, buffer.state())
-    marker = {"slots": [{"slot": slot, "version": version, "digest": "d"} for slot, version in slots]}
-    checkpoints.commit(root, iteration, marker, None)
+    held = [{"slot": slot, "version": version, "digest": "d"} for slot, version in slots]
+    checkpoints.commit(root, iteration, marker(with_flags(root.parent)) | {"slots": held}, None)
 
 
 def planned(tmp_path: Path, *flags: str) -> dict[str, tuple[str, int | None, str | None]]:

@@ -8,13 +8,13 @@ from typing import Any
 
 from orchestrator import continuity, resuming
 from orchestrator.config import Config
-from orchestrator.rollout_buffer import RolloutBuffer
 from orchestrator.slot_plan import auxiliary
 from state import checkpoints
 from state.checkpoints import Inventory
 from state.continuity import Probe
 from state.resume import LoadSpec, ResumeRequest, plan_resume
 from state.slots import Slot
+from tests.orchestrator.saved_checkpoint import DATA, marker
 from tests.orchestrator.valid_config import with_flags
 from tests.prove import toy_publish
 from tests.prove.scenarios import CHANGING, ended
@@ -67,10 +67,10 @@ def resumed(directory: Path, second: Callable[[Config, Any], ToyRun]) -> None:
     ended(first, first.begin, lambda: first.rollouts(2, save_after=(1,)))
     saved = next(entry for entry in first.driver.recent() if entry["kind"] == "save")
     root = checkpoints.begin(directory / "checkpoints", 1)
-    checkpoints.write_data(root, RolloutBuffer({"next": 0}).state())
-    checkpoints.write_probe(root, PROBE.to_json())
-    marker = {"digest": saved["digest"], "slots": saved["slots"], "dtype": "float32"}
-    checkpoints.commit(directory / "checkpoints", 1, marker, None)
+    checkpoints.write_data(root, DATA)
+    checkpoints.write_probe(root, PROBE)
+    held = {"digest": saved["digest"], "slots": saved["slots"], "dtype": "float32"}
+    checkpoints.commit(directory / "checkpoints", 1, marker(with_flags(directory)) | held, None)
     flags = ("--checkpoint.load", str(directory / "checkpoints"), "--ref.update_interval", "2")
     flags += ("--loop.mode", "async", "--algorithm.old_logprobs", "old_actor", "--model.dtype", "float32")
     config = with_flags(directory, *flags)

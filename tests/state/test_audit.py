@@ -32,8 +32,8 @@ def test_a_sound_run_has_no_findings(sound: Path) -> None:
     report = audit(sound)
     assert report.findings == ()
     assert report.ok
-    text = str(report)
-    assert "2 ranks, 2 engines, 2 starts" in text
+    assert "2 ranks, 2 engines, 2 starts" in report.summary()
+    text = report.timeline()
     assert "publish-1-1 committed: actor@1.0" in text
     assert "saved actor@1.2" in text
     assert "actor@0 > ref@0 > actor@0 > publishing(publish-1-1) > actor@0" in text
@@ -280,7 +280,7 @@ def test_an_incarnation_that_begins_twice_on_a_rank_is_found(run_dir: Path) -> N
 def test_a_snapshot_of_anything_but_the_resident_actor_is_found(run_dir: Path) -> None:
     lines = entries(run_dir, "actor-0")
     switched = find(lines, trigger="switched", slot="ref")
-    snapshot = {k: switched[k] for k in ("source", "run", "role", "rank", "world_size", "incarnation", "digest")}
+    snapshot = {k: switched[k] for k in ("source", "at", "run", "role", "rank", "world_size", "incarnation", "digest")}
     snapshot |= {"kind": "snapshot", "slot": "old_actor", "version": 0}
     at = lines.index(switched) + 1
     write(run_dir, "actor-0", [*lines[:at], snapshot, *lines[at:]])
@@ -290,7 +290,8 @@ def test_a_snapshot_of_anything_but_the_resident_actor_is_found(run_dir: Path) -
 
 @pytest.mark.parametrize("trigger", ["step", "sleep", "publish", "save"])
 def test_a_trigger_that_is_not_in_the_table_is_found(run_dir: Path, trigger: str) -> None:
-    edit(run_dir, "actor-0", update(trigger=trigger), trigger="switched", slot="ref", transition=11)
+    changes = update(trigger=trigger, rollout_id=1, publish_id="publish-1-9")
+    edit(run_dir, "actor-0", changes, trigger="switched", slot="ref", transition=11)
     found(run_dir, f"{trigger} ref from switching to resident.ref: it may not happen there")
 
 
@@ -331,7 +332,8 @@ def test_bytes_that_left_without_the_driver_are_found(run_dir: Path, kind: str, 
 def test_a_publish_that_the_gang_had_refused_is_found(run_dir: Path) -> None:
     lines = entries(run_dir, "driver")
     publish = find(lines, publish_id="publish-1-2")
-    refused = {"outcome": "refused", "reason": "no"} | {k: publish[k] for k in ("seq", "kind", "source", "publish_id")}
+    kept = ("seq", "kind", "source", "at", "publish_id")
+    refused = {"outcome": "refused", "reason": "no"} | {k: publish[k] for k in kept}
     lines[lines.index(publish)] = refused
     write(run_dir, "driver", lines)
     found(run_dir, "actor/0 entered publish publish-1-2")

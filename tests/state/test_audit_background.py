@@ -38,7 +38,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_sound_run_has_no_findings(sound: Path) -> None:
     assert findings(sound) == []
-    report = str(audit(sound))
+    report = f"{audit(sound).summary()}\n{audit(sound).timeline()}"
     assert "2 saves" in report
     assert "as iteration 2 in the background" in report
 

@@ -43,7 +43,7 @@ def test_a_save_is_complete_named_by_the_tracker_and_readable(tmp_path: Path) ->
     assert directory.name == "iter_0000004"
     assert tracker(tmp_path) == "4"
     assert inspect(tmp_path).ours == (4,)
-    assert checkpoints.read_marker(directory) == {"iteration": 4}
+    assert checkpoints.read_marker(directory).iteration == 4
     assert checkpoints.read_data(directory) == {"cursor": 4}
     assert not (directory / checkpoints.INCOMPLETE).exists()
 
@@ -67,15 +67,25 @@ def test_a_directory_that_megatron_wrote_is_complete_but_not_ours(tmp_path: Path
     assert (inventory.ours, inventory.megatron, inventory.complete) == ((), (7,), (7,))
 
 
-@pytest.mark.parametrize("torn", [b"", b'{"iteration": 4', b"\xff\xfe", b"[1]"])
-def test_a_torn_marker_is_named_and_survived(tmp_path: Path, torn: bytes) -> None:
+@pytest.mark.parametrize(
+    "torn",
+    [
+        b"",
+        b'{"iteration": 4',
+        b"\xff\xfe",
+        b"[1]",
+        b"{}",
+        b'{"iteration": 3}',
+        b'{"iteration": 4, "slots": {}}',
+        b"[" * 9999,
+    ],
+)
+def test_a_damaged_marker_is_named_and_survived(tmp_path: Path, torn: bytes) -> None:
     directory = save(tmp_path, 4)
     (directory / checkpoints.MARKER).write_bytes(torn)
     inventory = inspect(tmp_path)
     assert inventory.complete == ()
-    assert "slotwise.json is torn" in str(inventory.incomplete[0])
-    with pytest.raises(ResumeError, match=r"slotwise\.json"):
-        checkpoints.read_marker(directory)
+    assert "(slotwise.json " in str(inventory.incomplete[0])
     save(tmp_path, 4)
     assert inspect(tmp_path).ours == (4,)
 

@@ -36,7 +36,7 @@ def plan(root: Path) -> ResumePlan:
 
 def check_whole(root: Path, iteration: int) -> None:
     directory = checkpoints.iteration_dir(root, iteration)
-    assert checkpoints.read_marker(directory) == {"iteration": iteration}
+    assert checkpoints.read_marker(directory).iteration == iteration
     assert checkpoints.read_data(directory) == {"cursor": iteration}
     for part in PARTS:
         assert json.loads((directory / part).read_text()) == {"part": part, "of": iteration}

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from state.continuity import Dtype, Probe, breaks
+from state.stored import parse
 
 SAVED = Probe("float32", (-1.0, -2.0, -0.5), (-1.1, -1.9, -0.6), 0.75, 12, (0.3, 0.02))
 
@@ -88,4 +89,4 @@ def test_the_distance_is_the_mean_of_k3() -> None:
 
 def test_it_survives_a_file() -> None:
     for probe in (SAVED, replace(SAVED, ref_logprobs=None)):
-        assert Probe.from_json(json.loads(json.dumps(probe.to_json()))) == probe
+        assert parse(Probe, json.dumps(probe.to_json()).encode()) == probe

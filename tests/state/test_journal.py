@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from state.journal import REMEMBERED, Journal, read_journal
+from state.journal import REMEMBERED, Journal, JournalDamaged, read_journal
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,8 +84,8 @@ def test_a_writer_that_was_killed_is_waited_for_and_a_living_one_is_named(
 
 def test_damage_in_the_middle_is_not_read_over(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    path.write_bytes(b'{"seq":1}\nxx\n{"seq":3}\n')
-    with pytest.raises(ValueError, match=":2 is not a journal entry"):
+    path.write_bytes(b'{"seq":1,"kind":"a"}\nxx\n{"seq":3,"kind":"a"}\n')
+    with pytest.raises(JournalDamaged, match=":2 is not a journal entry"):
         list(read_journal(path))
 
 

@@ -68,9 +68,9 @@ MUTANTS = (
         "I11",
         (
             CHECKPOINTS,
-            "    _commit(iteration_dir(root, iteration), marker)\n",
+            '    _commit(iteration_dir(root, iteration), {**marker, "iteration": iteration})\n',
             '    _write_atomically(Path(root) / TRACKER, f"{iteration}\\n".encode())\n'
-            "    _commit(iteration_dir(root, iteration), marker)\n",
+            '    _commit(iteration_dir(root, iteration), {**marker, "iteration": iteration})\n',
         ),
         killers=(f"{T_CHECKPOINTS}::test_marker_comes_before_tracker_and_tracker_before_retention",),
         trace=ON_DISK,

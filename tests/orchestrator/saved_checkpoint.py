@@ -1,0 +1,27 @@
+"""What a run writes beside the weights of a checkpoint, small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import Config
+from orchestrator.fingerprints import fingerprints
+from state import checkpoints
+
+CURSOR = {"fingerprint": "f00d", "position": 0, "epoch": 0, "next_group_id": 0, "left_out": 0}
+DATA: dict[str, Any] = {"cursor": CURSOR, "waiting": []}
+
+
+def marker(config: Config) -> dict[str, Any]:
+    """What a run with `config` says of an actor."""
+    return {"digest": "abcd", "dtype": config.model.dtype, "slots": [], "fingerprint": fingerprints(config)}
+
+
+def saved(root: Path, iteration: int, config: Config, **changes: Any) -> Path:
+    """A complete checkpoint of a run with `config`. `changes` to its marker; None: without that field."""
+    directory = checkpoints.begin(root, iteration)
+    checkpoints.write_data(directory, DATA)
+    said = {key: value for key, value in (marker(config) | changes).items() if value is not None}
+    checkpoints.commit(root, iteration, said, None)
+    return directory
