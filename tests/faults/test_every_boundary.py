@@ -18,7 +18,7 @@ import pytest
 from tests.e2e.runs import Ended, Place, journal, merged
 from tests.faults.hooks import ENGINE_HOOK, ENGINE_VERBS, ENVIRONMENT, RANK_HOOK, Fault, write
 
-pytestmark = [pytest.mark.prove, pytest.mark.alone, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.prove, pytest.mark.alone, pytest.mark.timeout(1200)]
 
 WAYS = tuple(product(("before", "after"), ("raise", "kill")))
 IN_INIT = ("load", "loaded", "switch", "switched", "ready")
@@ -32,17 +32,16 @@ SMALL: dict[str, Any] = {
 }
 
 
-def of_ranks() -> list[Fault]:
+def of_ranks(when: str, how: str) -> list[Fault]:
     """One for each incarnation. A rank that dies in init leaves the gang where it began, so that the next failure is
     one that comes after a step: the same twice over one rollout would end the run."""
 
     def at(triggers: Sequence[str], nth: int) -> list[Fault]:
-        # Each trigger fails on both ranks; buckets are sent by rank 0 alone.
-        ranks = [0 if trigger == "bucket" else rank for rank in (0, 1, 1, 0) for trigger in triggers]
-        points = [(when, how, trigger) for when, how in WAYS for trigger in triggers]
+        # Ranks take turns, other ones for each way to fail; buckets are sent by rank 0 alone.
+        ranks = [0 if trigger == "bucket" else (n + WAYS.index((when, how))) % 2 for n, trigger in enumerate(triggers)]
         return [
             Fault(f"actor/{rank}", trigger, when, how, nth)  # type: ignore[arg-type]
-            for rank, (when, how, trigger) in zip(ranks, points, strict=True)
+            for rank, trigger in zip(ranks, triggers, strict=True)
         ]
 
     later, init = at(LATER, 2), at(IN_INIT, 1)
@@ -93,13 +92,23 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path)
 
 
-def test_a_rank_fails_at_every_boundary(place: Place) -> None:
-    faults = of_ranks()
-    rollouts = len(LATER) * len(WAYS) + 2
-    assert len(faults) == (len(IN_INIT) + len(LATER)) * len(WAYS)
-    assert go(place, "untouched", {}, [], rollouts).code == 0
+RANKS_FAIL_OVER = len(LATER) + 2
+"""Rollouts."""
 
-    ended = go(place, "failing", {"train": {"setup_hook": RANK_HOOK}}, faults, rollouts)
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    place = Place(tmp_path_factory.mktemp("untouched"))
+    assert go(place, "untouched", {}, [], RANKS_FAIL_OVER).code == 0
+    return digests(place.path / "untouched")
+
+
+@pytest.mark.parametrize(("when", "how"), WAYS)
+def test_a_rank_fails_at_every_boundary(untouched: dict[int, str], place: Place, when: str, how: str) -> None:
+    faults = of_ranks(when, how)
+    assert len(faults) == len(IN_INIT) + len(LATER)
+
+    ended = go(place, "failing", {"train": {"setup_hook": RANK_HOOK}}, faults, RANKS_FAIL_OVER)
 
     assert ended.code == 0, ended.output[-5000:]
     run_dir = place.path / "failing"
@@ -109,7 +118,7 @@ def test_a_rank_fails_at_every_boundary(place: Place) -> None:
         assert failure["incarnation"] == fault.incarnation
         told = f"on purpose: {fault}" in failure["reason"] or fault.who in failure["ranks"]
         assert told, (str(fault), failure)
-    assert digests(run_dir) == digests(place.path / "untouched")
+    assert digests(run_dir) == untouched
     audit = place.run("audit", run_dir)
     assert audit.code == 0, audit.output[:5000]
 
