@@ -47,6 +47,10 @@ class GenerateFailed(SlotwiseError):
     """The generate function failed for every sample of a rollout; the message has the first error."""
 
 
+class NothingJudged(SlotwiseError):
+    """No sample of a rollout has a reward, so there is nothing to learn from it; the message has the first error."""
+
+
 class FilterFailed(SlotwiseError):
     """The filter raised: there is no telling which groups to train on."""
 
@@ -80,10 +84,11 @@ class RolloutPipeline:
             refill = Refill(self._config.rollout.rollout_batch_size, self._config.rollout.max_prompts_factor)
             try:
                 groups, perf = await self._do(self._training, weights, lambda done: self._more(refill, done))
+                batch = refill.batch(groups)
+                self._require_judged(batch)
             except BaseException:
                 self.source.restore(before)
                 raise
-            batch = refill.batch(groups)
             cursor = {"data/epoch": self.source.cursor.epoch, "data/left_out": self.source.cursor.left_out}
             stats = group_stats(batch) | refill.stats(batch) | perf | cursor
             samples = tuple(sample for group in batch for sample in group.samples)
@@ -134,6 +139,23 @@ class RolloutPipeline:
         for group in done:
             refill.count(group, kept=group.timed_out or self._keeps(group))
         return self.source.next(n) if (n := refill.wanted()) else []
+
+    def _require_judged(self, batch: Sequence[Group]) -> None:
+        """A sample without a reward costs that sample; when no sample has one, every step would do nothing."""
+        judged = [one for group in batch for one in group.judged]
+        if self._training.reward is None or any(one.reward is not None for one in judged):
+            return
+        errors = [one.error for one in judged if one.error is not None]
+        late = sum(one.timed_out for one in judged)
+        cut = sum(sample.finish_reason == "abort" for group in batch for sample in group.samples)
+        silent = len(judged) - len(errors) - late - cut
+        counts = {"errors": len(errors), "timeouts": late, "aborted responses": cut, "answers that were None": silent}
+        told = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+        first = f"; the first error:\n{errors[0]}" if errors else ""
+        raise NothingJudged(
+            f"reward.name {self._config.reward.name} has judged none of {len(judged)} samples ({told}): there is "
+            f"nothing to train on. Mend the reward, or raise reward.timeout_s{first}"
+        )
 
     def _keeps(self, group: Group) -> bool:
         try:

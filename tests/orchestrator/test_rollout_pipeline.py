@@ -12,8 +12,9 @@ from transformers import AutoTokenizer
 from orchestrator.config import Config
 from orchestrator.data import DataError
 from orchestrator.engine_lanes import EngineLost, NoEngineServes
+from orchestrator.exit_codes import ExitCode, exit_code
 from orchestrator.requests import IncompleteRollout
-from orchestrator.rollout_pipeline import RolloutPipeline, RolloutTimeout
+from orchestrator.rollout_pipeline import NothingJudged, RolloutPipeline, RolloutTimeout
 from state.errors import InvariantViolation
 from state.slots import WeightId
 from workers.batch import Prompt, Sample
@@ -156,17 +157,55 @@ def silent_reward(prompt: Prompt, response: str, ids: tuple[int, ...], sample: S
     return None if sample.index == 0 else 0.0
 
 
-def test_a_reward_that_always_fails_is_counted_told_and_costs_no_run(
+def reward_of_one_sample(prompt: Prompt, response: str, ids: tuple[int, ...], sample: Sample) -> float:
+    if (sample.group_id, sample.index) != (2, 1):
+        raise RuntimeError("no verdict today")
+    return 0.0
+
+
+def mute_reward(prompt: Prompt, response: str, ids: tuple[int, ...], sample: Sample) -> None: ...
+
+
+def test_a_reward_that_fails_for_all_samples_but_one_is_counted_told_and_costs_no_run(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("orchestrator.generators.failing_reward", failing_reward, raising=False)
-    samples, stats = generate(StandInEngines(["a"]), reward={"name": "orchestrator.generators:failing_reward"})
-    assert [sample.reward for sample in samples] == [None] * 12
-    assert stats["reward/errors"] == 12
-    assert stats["reward/none_ratio"] == 1
-    assert "reward/mean" not in stats
+    monkeypatch.setattr("orchestrator.generators.reward_of_one_sample", reward_of_one_sample, raising=False)
+    samples, stats = generate(StandInEngines(["a"]), reward={"name": "orchestrator.generators:reward_of_one_sample"})
+    assert [sample.reward for sample in samples] == [None] * 7 + [0.0] + [None] * 4
+    assert (stats["reward/errors"], stats["reward/mean"]) == (11, 0.0)
+    assert stats["reward/none_ratio"] == pytest.approx(11 / 12)
     assert stats["reward/first_error"] == "RuntimeError: no verdict today"
     assert "no verdict today" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("reward", "told"),
+    [
+        (failing_reward, r"none of 12 samples \(12 errors\).*first error:.*RuntimeError: no verdict today"),
+        (mute_reward, r"none of 12 samples \(12 answers that were None\)"),
+    ],
+)
+def test_a_rollout_without_one_judged_sample_ends_the_run_and_its_prompts_are_next_again(
+    monkeypatch: pytest.MonkeyPatch, reward: Any, told: str
+) -> None:
+    monkeypatch.setattr("orchestrator.generators.a_reward", reward, raising=False)
+    made = pipeline(StandInEngines(["a"]), reward={"name": "orchestrator.generators:a_reward"})
+    before = made.source.state()
+    with pytest.raises(NothingJudged, match=f"(?s){told}") as ended:
+        asyncio.run(made.generate(3, WEIGHTS))
+    assert exit_code(ended.value) == ExitCode.FAILED
+    assert made.source.state() == before
+
+
+def test_an_evaluation_without_one_judged_sample_costs_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.generators.failing_reward", failing_reward, raising=False)
+    metrics = evaluate(StandInEngines(["a"]), reward={"name": "orchestrator.generators:failing_reward"})
+    assert metrics["eval/reward/errors"] == 5
+
+
+def test_without_a_reward_nothing_needs_to_be_judged() -> None:
+    samples, _ = generate(StandInEngines(["a"]), reward={})
+    assert {sample.reward for sample in samples} == {None}
 
 
 def test_a_sample_that_cannot_be_judged_is_counted_and_zero_is_a_reward(monkeypatch: pytest.MonkeyPatch) -> None:
