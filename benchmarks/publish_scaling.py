@@ -94,7 +94,7 @@ async def publish(fleet: Fleet, sender: DistributedSender, weights: Weights, ver
     times.append(time.perf_counter())
     verdict = await fleet.prove(manifest)
     times.append(time.perf_counter())
-    committed = await fleet.commit(manifest, [e for e, differences in verdict.items() if not differences])
+    committed = await fleet.commit(manifest, [e for e, found in verdict.items() if found.holds])
     times.append(time.perf_counter())
     assert committed == engines
     return [after - before for before, after in pairwise(times)]

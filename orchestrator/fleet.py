@@ -14,6 +14,7 @@ from typing import Any
 
 from orchestrator.engine_lanes import EngineLost
 from orchestrator.roster import EngineGone, EngineLink, NoEngineLeft, Replacements, Roster, in_words
+from orchestrator.verdicts import Verdict
 from state.engine_life import EnginePhase, EngineStatus, EngineTransition
 from state.gang import fingerprint
 from state.journal import Journal
@@ -155,22 +156,22 @@ class Fleet:
         self._left_updating("received the weights")
         return plan.nbytes
 
-    async def prove(self, manifest: Manifest) -> dict[str, tuple[str, ...]]:
-        """By engine of the update, in words, every tensor that is not the manifest's; empty: it holds exactly that."""
+    async def prove(self, manifest: Manifest) -> dict[str, Verdict]:
+        """Whether each engine of the update holds exactly the manifest."""
         update = self._current(manifest.publish_id)
         proofs = await self._phase(self._roster.updating(), "prove")
-        verdict: dict[str, tuple[str, ...]] = {}
+        verdicts: dict[str, Verdict] = {}
         for engine_id in update.engines:
             proof = proofs.get(engine_id)
             if isinstance(proof, Proof):
                 held = fingerprint(sorted(proof.tensors, key=lambda tensor: tensor.name))
                 self._journal.append("proof", engine=engine_id, publish_id=proof.publish_id, digest=held)
-                verdict[engine_id] = _differences(proof, manifest)
-                if not verdict[engine_id]:
+                verdicts[engine_id] = Verdict(_differences(proof, manifest))
+                if verdicts[engine_id].holds:
                     update.proven.add(engine_id)
             else:
-                verdict[engine_id] = (update.torn[engine_id],)
-        return verdict
+                verdicts[engine_id] = Verdict(failed=update.torn[engine_id])
+        return verdicts
 
     async def commit(self, manifest: Manifest, engine_ids: Sequence[str]) -> tuple[str, ...]:
         """These engines, found by `prove` to hold the manifest, serve from now on; ids of those that really do.

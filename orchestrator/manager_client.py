@@ -14,6 +14,7 @@ from orchestrator.engine_lanes import NoEngineServes
 from orchestrator.placement import Placement
 from orchestrator.rollout_desk import RolloutRefs
 from orchestrator.rollout_manager import ManagerSpec, RolloutManager
+from orchestrator.verdicts import Verdict
 from orchestrator.waiting import WorkerFailed, wait_for
 from state.slots import WeightId
 from workers.weights.manifest import Manifest
@@ -129,9 +130,9 @@ class ManagerClient:
     def receive(self, plan: SendPlan, rendezvous: Rendezvous) -> Any:
         return self.handle.receive.remote(plan, rendezvous)
 
-    def prove(self, manifest: Manifest) -> Mapping[str, Sequence[str]]:
-        verdict: Mapping[str, Sequence[str]] = self._call("prove", self._phase_s, manifest)
-        return verdict
+    def prove(self, manifest: Manifest) -> Mapping[str, Verdict]:
+        verdicts: Mapping[str, Verdict] = self._call("prove", self._phase_s, manifest)
+        return verdicts
 
     def commit(self, manifest: Manifest, engines: Sequence[str]) -> tuple[str, ...]:
         committed: tuple[str, ...] = self._call("commit", self._phase_s, manifest, engines)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.train_group import TrainGroup
+from orchestrator.verdicts import Verdict
 from orchestrator.waiting import WorkerFailed, gather
 from state.errors import InvariantViolation
 from state.gang import Quorum
@@ -28,7 +29,7 @@ from workers.weights.send_plan import SendPlan, plan_send
 
 
 class PublishFailed(InvariantViolation):
-    """No engine can show that it holds the gang's weights: none of them may serve."""
+    """No engine holds the gang's weights, and at least one was found to hold others: none of them may serve."""
 
 
 class Engines(Protocol):
@@ -43,8 +44,8 @@ class Engines(Protocol):
     def receive(self, plan: SendPlan, rendezvous: Rendezvous) -> Any:
         """Start receiving; returns the pending call."""
 
-    def prove(self, manifest: Manifest) -> Mapping[str, Sequence[str]]:
-        """By engine, in words, every tensor that is not the manifest's; empty: it holds exactly that."""
+    def prove(self, manifest: Manifest) -> Mapping[str, Verdict]:
+        """Whether each engine of the update holds exactly the manifest."""
 
     def commit(self, manifest: Manifest, engines: Sequence[str]) -> tuple[str, ...]:
         """These engines serve the manifest's version from now on, the others of the update nothing; ids of those
@@ -88,14 +89,14 @@ class Publisher:
         try:
             nbytes = self._transfer(manifest, quorum)
             sent = time.perf_counter()
-            verdict = self.engines.prove(manifest)
+            verdicts = self.engines.prove(manifest)
             proven = time.perf_counter()
-            committed = self._conclude(manifest, verdict)
+            committed = self._conclude(manifest, verdicts)
         except BaseException as error:
             self._abandon(quorum, engines, _first_line(error))
             raise
         # Engines serve from here on, so the journal must say so before anything else can fail.
-        self._record(quorum, "committed", _outcomes(verdict, committed))
+        self._record(quorum, "committed", _outcomes(verdicts, committed))
         self.gang.end_publish(None)
         verify_s = (entered - alive) + (proven - sent)
         return Published(quorum.weights, quorum.digest, committed, nbytes, time.perf_counter() - began, verify_s)
@@ -125,11 +126,14 @@ class Publisher:
         gather(receiving | self.gang.send(plan), "transfer the weights", self.timeout_s)
         return plan.nbytes
 
-    def _conclude(self, manifest: Manifest, verdict: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-        proven = tuple(engine for engine, differences in verdict.items() if not differences)
+    def _conclude(self, manifest: Manifest, verdicts: Mapping[str, Verdict]) -> tuple[str, ...]:
+        proven = tuple(engine for engine, verdict in verdicts.items() if verdict.holds)
         if not proven:
-            words = "; ".join(f"{engine}: {differences[0]}" for engine, differences in verdict.items())
-            raise PublishFailed(f"publish {manifest.publish_id}: no engine holds {manifest.slot} as sworn to: {words}")
+            words = "; ".join(f"{engine}: {verdict}" for engine, verdict in verdicts.items())
+            told = f"publish {manifest.publish_id}: no engine holds {manifest.slot} as sworn to: {words}"
+            if any(verdict.differences for verdict in verdicts.values()):
+                raise PublishFailed(told)
+            raise WorkerFailed(told, tuple(verdicts), "failure of every engine in a publish")
         return self.engines.commit(manifest, proven)
 
     def _abandon(self, quorum: Quorum, engines: tuple[str, ...], reason: str) -> None:
@@ -159,9 +163,9 @@ class Publisher:
         )
 
 
-def _outcomes(verdict: Mapping[str, Sequence[str]], committed: Sequence[str]) -> dict[str, str]:
+def _outcomes(verdicts: Mapping[str, Verdict], committed: Sequence[str]) -> dict[str, str]:
     """By engine, what became of it: `committed`, or `torn: ` and why."""
-    torn = {e: f"torn: {differences[0] if differences else 'did not commit'}" for e, differences in verdict.items()}
+    torn = {e: f"torn: {'did not commit' if verdict.holds else verdict}" for e, verdict in verdicts.items()}
     return torn | dict.fromkeys(committed, "committed")
 
 

@@ -72,7 +72,7 @@ class World:
         await self.fleet.begin_update(wanted)
         await self.fleet.receive(PLAN, MEETING)
         verdict = await self.fleet.prove(wanted)
-        return await self.fleet.commit(wanted, [e for e, differences in verdict.items() if not differences])
+        return await self.fleet.commit(wanted, [e for e, found in verdict.items() if found.holds])
 
     def states(self) -> dict[str, EnginePhase]:
         return {status.engine_id: status.phase for status in self.fleet.views()}

@@ -109,7 +109,7 @@ async def publish(fleet: Fleet, sender: DistributedSender, weights: Weights, ver
         await fleet.receive(plan, Rendezvous(engines, (endpoint,)))
         await asyncio.wrap_future(sending)
     verdict = await fleet.prove(manifest)
-    return await fleet.commit(manifest, [e for e, differences in verdict.items() if not differences])
+    return await fleet.commit(manifest, [e for e, found in verdict.items() if found.holds])
 
 
 def requests(n: int) -> list[GenerateRequest]:

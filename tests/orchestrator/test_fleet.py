@@ -10,6 +10,7 @@ import pytest
 from orchestrator.engine_lanes import EngineLost
 from orchestrator.fleet import Fleet, FleetLimits
 from orchestrator.roster import EngineGone, NoEngineLeft
+from orchestrator.verdicts import Verdict
 from state.digest_records import Region, TensorDigest
 from state.engine_life import EngineLifeError, EnginePhase
 from state.gang import fingerprint
@@ -85,7 +86,7 @@ class World:
         await self.fleet.begin_update(wanted)
         await self.fleet.receive(PLAN, MEETING)
         verdict = await self.fleet.prove(wanted)
-        return await self.fleet.commit(wanted, [e for e, differences in verdict.items() if not differences])
+        return await self.fleet.commit(wanted, [e for e, found in verdict.items() if found.holds])
 
     def phase(self, engine_id: str) -> tuple[EnginePhase, WeightId | None, str | None]:
         (status,) = [s for s in self.fleet.views() if s.engine_id == engine_id]
@@ -187,7 +188,7 @@ def test_an_engine_that_fails_to_receive_is_torn_and_never_resumed(world: World)
         await world.fleet.begin_update(manifest(1))
         assert await world.fleet.receive(PLAN, MEETING) == PLAN.nbytes
         verdict = await world.fleet.prove(manifest(1))
-        assert verdict == {A: (), B: ("receive: RuntimeError: connection closed",)}
+        assert verdict == {A: Verdict(), B: Verdict(failed="receive: RuntimeError: connection closed")}
         with pytest.raises(EngineRefused, match=f"not proven to hold publish p1: {B}"):
             await world.fleet.commit(manifest(1), [A, B])
         assert await world.fleet.commit(manifest(1), [A]) == (A,)
@@ -208,8 +209,8 @@ def test_an_engine_that_holds_something_else_is_named_with_the_tensor_and_not_co
         await world.fleet.begin_update(manifest(1))
         await world.fleet.receive(PLAN, MEETING)
         verdict = await world.fleet.prove(manifest(1))
-        assert verdict[A] == ()
-        assert verdict[B] == ("w: digest 0000000000000008 in the engine, 0000000000000007 published",)
+        assert verdict[A].holds
+        assert verdict[B].differences == ("w: digest 0000000000000008 in the engine, 0000000000000007 published",)
         with pytest.raises(EngineRefused, match="not proven"):
             await world.fleet.commit(manifest(1), [A, B])
         assert await world.fleet.commit(manifest(1), [A]) == (A,)
@@ -226,7 +227,7 @@ def test_a_proof_of_another_publish_proves_nothing(world: World):
         await world.fleet.start()
         await world.fleet.begin_update(manifest(1))
         await world.fleet.receive(PLAN, MEETING)
-        assert (await world.fleet.prove(manifest(1)))[B] == ("the proof is of publish p0, not of p1",)
+        assert (await world.fleet.prove(manifest(1)))[B].differences == ("the proof is of publish p0, not of p1",)
 
     asyncio.run(story())
 

@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator import publish as publishing
 from orchestrator.publish import Publisher, PublishFailed
+from orchestrator.verdicts import Verdict
 from orchestrator.waiting import WorkerFailed
 from state.digest_records import Region, TensorDigest
 from state.errors import InvariantViolation
@@ -38,12 +39,12 @@ QUORUM = Quorum(
 class Stage:
     """Stands in for gang and fleet: records what is asked of them, in order, and fails where it is told to."""
 
-    def __init__(self, fail_at: str | None = None, error: Exception | None = None, **verdict: Sequence[str]) -> None:
+    def __init__(self, fail_at: str | None = None, error: Exception | None = None, **verdicts: Verdict) -> None:
         self.calls: list[str] = []
         self.aborted: dict[str, str] = {}
         self.ended_with: list[str | None] = []
         self._fail_at, self._error = fail_at, error or WorkerFailed("gone")
-        self._verdict = verdict or {"e0": (), "e1": ()}
+        self._verdicts = verdicts or {"e0": Verdict(), "e1": Verdict()}
 
     def _did(self, what: str) -> None:
         self.calls.append(what)
@@ -73,21 +74,21 @@ class Stage:
     # the fleet
     def reconcile(self) -> tuple[str, ...]:
         self._did("reconcile")
-        return tuple(self._verdict)
+        return tuple(self._verdicts)
 
     def begin_update(self, manifest: Manifest) -> tuple[str, ...]:
         self._did("pause and flush")
         self.manifest = manifest
-        return tuple(self._verdict)
+        return tuple(self._verdicts)
 
     def receive(self, plan: Any, rendezvous: Any) -> str:
         self._did("receive")
         self.rendezvous = rendezvous
         return "receiving"
 
-    def prove(self, manifest: Manifest) -> Mapping[str, Sequence[str]]:
+    def prove(self, manifest: Manifest) -> Mapping[str, Verdict]:
         self._did("prove")
-        return self._verdict
+        return self._verdicts
 
     def commit(self, manifest: Manifest, engines: Sequence[str]) -> tuple[str, ...]:
         self._did("commit")
@@ -122,7 +123,7 @@ def test_every_process_of_an_engine_is_a_member_of_the_groups_that_leaders_broad
     one, two = Stage(), Stage()
     publisher(one).publish("publish-1-1")
     replace(publisher(two), engine_processes=2).publish("publish-1-1")
-    engines = tuple(one._verdict)
+    engines = tuple(one._verdicts)
     assert one.rendezvous.engines == engines
     assert two.rendezvous.engines == tuple(f"{engine}/tp{rank}" for engine in engines for rank in (0, 1))
 
@@ -189,17 +190,27 @@ def test_a_failure_on_the_way_leaves_no_engine_serving_and_no_rank_publishing(
 def test_an_engine_that_holds_something_else_is_torn_and_the_others_serve(
     publisher: Callable[[Stage], Publisher],
 ) -> None:
-    stage = Stage(e0=(), e1=("w: digest 1 in the engine, 7 published",))
+    stage = Stage(e0=Verdict(), e1=Verdict(("w: digest 1 in the engine, 7 published",)))
     it = publisher(stage)
     assert it.publish("publish-1-1").engines == ("e0",)
     assert entries(it)[0]["engines"]["e1"].startswith("torn: w: digest")
 
 
 def test_when_no_engine_holds_it_the_publish_has_failed(publisher: Callable[[Stage], Publisher]) -> None:
-    stage = Stage(e0=("w: digest 1 in the engine, 7 published",))
+    stage = Stage(e0=Verdict(("w: digest 1 in the engine, 7 published",)), e1=Verdict(failed="receive: RuntimeError"))
     it = publisher(stage)
     with pytest.raises(PublishFailed, match="w: digest 1"):
         it.publish("publish-1-1")
+    assert "commit" not in stage.calls
+
+
+def test_engines_that_all_failed_hold_no_other_weights(publisher: Callable[[Stage], Publisher]) -> None:
+    """The run may publish again, to those that take their places, or ends as one whose engines failed."""
+    stage = Stage(e0=Verdict(failed="receive: EngineGone"), e1=Verdict(failed="receive: RuntimeError: reset"))
+    it = publisher(stage)
+    with pytest.raises(WorkerFailed, match="e0: receive: EngineGone; e1: receive: RuntimeError: reset") as failed:
+        it.publish("publish-1-1")
+    assert failed.value.workers == ("e0", "e1")
     assert "commit" not in stage.calls
 
 
@@ -218,4 +229,4 @@ def test_what_fails_in_addition_does_not_hide_why(publisher: Callable[[Stage], P
             raise WorkerFailed("the manager is gone too")
 
     with pytest.raises(PublishFailed):
-        publisher(Worse(e0=("w: missing in the engine",))).publish("publish-1-1")
+        publisher(Worse(e0=Verdict(("w: missing in the engine",)))).publish("publish-1-1")

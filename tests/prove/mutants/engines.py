@@ -49,8 +49,8 @@ MUTANTS = (
         "I8",
         (
             "orchestrator/publish.py",
-            "        proven = tuple(engine for engine, differences in verdict.items() if not differences)\n",
-            "        proven = tuple(verdict)\n",
+            "        proven = tuple(engine for engine, verdict in verdicts.items() if verdict.holds)\n",
+            "        proven = tuple(verdicts)\n",
         ),
         killers=(f"{T_PUBLISH}::test_an_engine_that_holds_something_else_is_torn_and_the_others_serve",),
         trace="the fleet refuses to commit an engine that did not prove what it holds: the publish is aborted",
@@ -60,8 +60,8 @@ MUTANTS = (
         "I8",
         (
             "orchestrator/publish.py",
-            "        proven = tuple(engine for engine, differences in verdict.items() if not differences)\n",
-            "        proven = tuple(verdict)\n",
+            "        proven = tuple(engine for engine, verdict in verdicts.items() if verdict.holds)\n",
+            "        proven = tuple(verdicts)\n",
         ),
         (
             FLEET,
@@ -102,11 +102,11 @@ MUTANTS = (
         "I7",
         (
             FLEET,
-            "                verdict[engine_id] = _differences(proof, manifest)\n",
+            "                verdicts[engine_id] = Verdict(_differences(proof, manifest))\n",
             "                sent = Manifest(\n"
             "                    manifest.run, manifest.publish_id, manifest.slot, manifest.weights, proof.tensors\n"
             "                )\n"
-            "                verdict[engine_id] = _differences(proof, sent)\n",
+            "                verdicts[engine_id] = Verdict(_differences(proof, sent))\n",
         ),
         killers=(f"{T_FLEET}::test_an_engine_that_holds_something_else_is_named_with_the_tensor_and_not_committed",),
         trace=Trace(
