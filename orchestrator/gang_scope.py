@@ -15,6 +15,7 @@ from orchestrator.exit_codes import ExitCode, exit_code
 from orchestrator.gang_specs import worker_specs
 from orchestrator.live_run import LiveRun
 from orchestrator.loops import train_loop
+from orchestrator.manager_client import PATIENCE_S
 from orchestrator.publish import Publisher
 from orchestrator.rebuilding import Failure, Situation, decide
 from orchestrator.resuming import continues_itself
@@ -106,7 +107,7 @@ def _live(
     run_dir.gang_started(gang_id, plan)
     manager.wait_started()
     opened()
-    limits = (config.weights.bucket_bytes, config.weights.timeout_s, engine_processes(config))
+    limits = (config.weights.bucket_bytes, config.weights.timeout_s + PATIENCE_S, engine_processes(config))
     publisher = Publisher(gang, manager, run_dir.journal, *limits)
     kind = RolloutOnlyRun if config.debug.rollout_only else LiveRun
     return kind(config, run_dir, gang, manager, publisher, steps, evals, run.stop, resumed)

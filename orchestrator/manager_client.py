@@ -24,7 +24,7 @@ from workers.weights.send_plan import SendPlan
 START_TIMEOUT_S = 600.0
 NAME = "the rollout manager"
 PATIENCE_S = 30.0
-"""The manager and its engines have limits of their own, which say more: the driver waits a little longer."""
+"""Ranks, engines and their manager have limits of their own, which say more: the driver waits a little longer."""
 
 
 class PendingRollout:
