@@ -18,7 +18,7 @@ from typing import Protocol
 from state import lifecycle
 from state.ambient import Ambient
 from state.digest_records import ShardDigest
-from state.errors import InvariantViolation
+from state.errors import InvariantViolation, SlotwiseError
 from state.gang import ActorPermit, Attestation, GangId, Kept, PermitVoid, Purpose, Quorum, mint_permit, why_void
 from state.journal import Journal
 from state.residency import Residency, reason
@@ -28,6 +28,10 @@ from state.store import Key, NotHeld, SlotStore
 
 class Poisoned(InvariantViolation):
     """Bytes were moving when an error came, or are not what was recorded: the live weights are not to be trusted."""
+
+
+class NotFinite(SlotwiseError):
+    """A step left weights that are no numbers. Another gang may do better, from before it."""
 
 
 class MasterWeights(Protocol):
@@ -208,7 +212,7 @@ class SlotMachine:
         """Bracket all optimizer steps of one rollout. On exit the primary is at version `rollout_id + 1`.
 
         An error before `before_write()` leaves things provably as they were; one after it is fatal: masters have
-        moved. A rollout whose every step was skipped still counts.
+        moved, and so are weights that are not finite. A rollout whose every step was skipped still counts.
         """
         before, digest = self._recorded(self._primary)
         if rollout_id + 1 <= before.version:
@@ -222,6 +226,7 @@ class SlotMachine:
             after = self._store.digest()
             if not scope.wrote:
                 self._must_equal(after, digest, f"{self.primary} changed in rollout {rollout_id}, and nobody wrote")
+            self._must_be_finite(rollout_id)
         except BaseException as error:
             if not scope.wrote and self._is_still(digest) and self._has_its_masters():
                 self._live.fire("unchanged", self.primary, before, wrote=scope.wrote, detail=reason(error))
@@ -415,6 +420,15 @@ class SlotMachine:
             self._live.fail(why, live=live.summary, recorded=digest.summary)
             raise Poisoned(f"{self._worker}: {why}")
         return live.summary
+
+    def _must_be_finite(self, rollout_id: int) -> None:
+        """Gradients are looked at before a step; what the optimizer makes of them can overflow all the same."""
+        if wrong := self._store.not_finite():
+            raise NotFinite(
+                f"{self._worker}: after rollout {rollout_id} {len(wrong)} tensors hold values that are not finite, "
+                f"among them {', '.join(wrong[:5])}; nothing of it is published or saved. Train with a smaller "
+                "train.lr, or with train.clip_grad"
+            )
 
     def _is_still(self, digest: ShardDigest) -> bool:
         """Whether the primary is live with provably these bytes. Bytes that cannot be hashed are not."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from state.digest import Piece, digest_pieces
 from state.digest_records import ShardDigest
 from state.errors import InvariantViolation
+from state.finite import not_finite
 from state.slots import Slot, Tier
 
 # A block starts at a multiple of this many bytes, so that every dtype has whole offsets in a copy of it.
@@ -102,6 +103,10 @@ class SlotStore:
     def digest(self) -> ShardDigest:
         """Hash the live bytes."""
         return digest_pieces(self._live.pieces())
+
+    def not_finite(self) -> tuple[str, ...]:
+        """Names of tensors whose live bytes hold a value that is not finite."""
+        return not_finite(self._live.pieces())
 
     @contextmanager
     def reading(self, key: Key) -> Iterator[None]:

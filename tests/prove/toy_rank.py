@@ -73,6 +73,10 @@ class NumberStore(SlotStore):
             raise RuntimeError("memory that was released was read")
         return digest_of(*self._place, values[0], values[1])
 
+    def not_finite(self) -> tuple[str, ...]:
+        self._faults.point("finite")
+        return ()
+
 
 class NumberMasters:
     """One master number. `outstanding`: the parameters have not been gathered yet."""

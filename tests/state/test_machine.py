@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import threading
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import torch
 from state.errors import InvariantViolation
 from state.gang import ActorPermit, GangDisagreement, PermitVoid, Quorum, agree
 from state.journal import read_journal
-from state.machine import Poisoned, SlotMachine
+from state.machine import NotFinite, Poisoned, SlotMachine
 from state.residency import SlotViolation
 from state.slots import Provenance, Slot, Tier
 from state.store import NotHeld
@@ -468,6 +469,42 @@ def test_bytes_that_changed_in_a_step_in_which_nobody_wrote_are_not_committed(tm
     with pytest.raises(Poisoned, match="changed in rollout 0, and nobody wrote"), worker.machine.step(0):
         worker.model.norm.data[0] = 7
     assert worker.machine.state == "poisoned"
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["up", "norm", "head"])
+def test_a_step_that_leaves_a_value_that_is_not_finite_is_fatal_and_names_rank_and_tensor(
+    tmp_path: Path, name: str, value: float
+) -> None:
+    worker = ready_worker(tmp_path)
+    with worker.machine.borrow(Slot.REF):
+        pass  # there is a backing copy now, and it must not help
+    with pytest.raises(NotFinite, match=rf"actor/0: after rollout 0 1 tensors .* {name}\.weight;") as ended:
+        train_to(worker, name, value)
+    assert not isinstance(ended.value, InvariantViolation)  # so the gang is built anew, or the run ends with 5
+    assert worker.machine.state == "poisoned"
+    assert worker.machine.record(Slot.ACTOR).version == 0
+    with pytest.raises(Poisoned, match="poisoned while stepping"):
+        worker.machine.heal()
+    with pytest.raises(GangDisagreement):
+        worker.quorum()
+
+
+def train_to(worker: ToyWorker, name: str, value: float) -> None:
+    with worker.machine.step(0) as scope:
+        scope.before_write()
+        worker.masters.step(1)
+        weight = getattr(worker.model, name).data
+        weight[(1,) * weight.dim()] = value
+
+
+def test_the_largest_numbers_are_finite_and_what_belongs_to_no_tensor_does_not_count(tmp_path: Path) -> None:
+    worker = ready_worker(tmp_path)
+    with worker.machine.step(0) as scope:
+        scope.before_write()
+        worker.model.norm.data[:2] = torch.tensor([1.0, -1.0]) * torch.finfo(torch.bfloat16).max
+        worker.model.flat[0] = math.nan  # padding
+    assert worker.machine.record(Slot.ACTOR).version == 1
 
 
 def test_masters_that_moved_without_a_word_are_not_unchanged(tmp_path: Path) -> None:

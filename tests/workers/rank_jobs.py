@@ -55,6 +55,7 @@ class Setting:
     incarnation: int = 1
     model: ModelConfig = MODEL
     gpus: float = 0.0
+    lr: float = TRAIN.lr
 
 
 @contextmanager
@@ -67,6 +68,7 @@ def rank_of(place: Place, setting: Setting) -> Iterator[MegatronRank]:
             "pipeline_model_parallel_size": setting.pp,
             "timeout_s": 60.0,
             "gpus_per_worker": setting.gpus,
+            "lr": setting.lr,
         }
     )
     spec = WorkerSpec(
@@ -229,6 +231,13 @@ def train_on(place: Place, setting: Setting, root: Path, start: int, end: int, s
             if rollout_id == save_at:
                 digests = _digests(save(rank, root, rollout_id))
         return Trained(metrics, digests, live.digest)
+
+
+def train_too_far(place: Place, setting: Setting) -> tuple[str, str]:
+    """What a rank says of a step that it cannot commit, and the state that it is in then."""
+    with rank_of(place, setting) as rank:
+        said = _refusal(lambda: rank.train(shard(rank, 0, 0)))
+        return said, rank.view().state
 
 
 def masters_beside_a_reference(place: Place, setting: Setting, root: Path) -> list[str]:

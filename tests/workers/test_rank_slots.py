@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,17 @@ def test_the_masters_are_the_actors_whatever_is_loaded_after_it(tmp_path: Path) 
     )
     (differing,) = run_gang(f"{JOBS}:masters_beside_a_reference", 1, (setting, tmp_path / "saved"))
     assert differing == []
+
+
+def test_a_step_whose_weights_overflow_is_not_committed_though_its_gradient_was_finite(
+    tmp_path: Path,
+) -> None:
+    alone = AlgorithmConfig(normalize_by_std=False)
+    model = MODEL.model_copy(update={"dtype": "bfloat16"})
+    setting = Setting(tmp_path, SLOTS[:1], alone, keep_old_actors=0, ref_update_interval=None, model=model, lr=1e308)
+    ((said, state),) = run_gang(f"{JOBS}:train_too_far", 1, (setting,))
+    assert re.search(r"run/actor/0: after rollout 0 \d+ tensors hold values that are not finite, among them \S+", said)
+    assert state == "poisoned"
 
 
 def test_a_sample_that_several_versions_generated_has_no_old_actor() -> None:

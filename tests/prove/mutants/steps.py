@@ -65,6 +65,19 @@ MUTANTS = (
         ),
     ),
     mutant(
+        "weights that are no numbers are committed, published and saved",
+        "I5",
+        (
+            MACHINE,
+            "        if wrong := self._store.not_finite():\n",
+            "        if wrong := self._store.not_finite()[:0]:\n",
+        ),
+        killers=(
+            f"{T_MACHINE}::test_a_step_that_leaves_a_value_that_is_not_finite_is_fatal_and_names_rank_and_tensor",
+        ),
+        trace="digests of values that are not finite are digests like any; a journal holds no values",
+    ),
+    mutant(
         "a rollout is trained twice",
         "I7",
         (MACHINE, "        if rollout_id + 1 <= before.version:\n", "        if rollout_id + 1 < 0:\n"),
