@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
-import json
 import math
 import os
 import platform
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +22,7 @@ from typing import Any
 
 import ray
 
+from benchmarks.reporting import report
 from orchestrator.config import Config
 from orchestrator.engines import RayEngine
 from orchestrator.rollout_pipeline import RolloutPipeline
@@ -128,6 +126,7 @@ def main() -> None:
     parser.add_argument("--per-call", type=int, default=64)
     parser.add_argument("--delay", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="also write the JSON here")
     given = parser.parse_args()
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
@@ -136,14 +135,8 @@ def main() -> None:
         )
     finally:
         ray.shutdown()
-    about = {
-        "benchmark": "manager_load",
-        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "load": os.getloadavg()[0],
-        "command": " ".join(["python", "benchmarks/manager_load.py", *sys.argv[1:]]),
-    }
-    print(json.dumps(about | measured, indent=2))
+    machine = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "load": os.getloadavg()[0]}
+    report({"benchmark": "manager_load"} | machine | measured, given.out)
 
 
 if __name__ == "__main__":

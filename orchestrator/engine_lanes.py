@@ -1,5 +1,9 @@
 """The queue of each engine: requests of all groups, sent in calls that keep the engine busy.
 
+An engine that generates what one call asks for, and then the next, is asked in large calls, and has the next one before
+it has ended one. An engine that batches whatever it has is asked for each response by itself, and for a new one the
+moment one is there: no response waits for another.
+
 Which engine a request is for is decided by its group alone. How requests share calls depends on the moment, but no
 response does: a sample is a function of its prompt, its seed and the weights.
 """
@@ -7,15 +11,23 @@ response does: a sample is a function of its prompt, its seed and the weights.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from orchestrator.requests import check_answers
 from state.errors import SlotwiseError
 from state.slots import WeightId
-from workers.config import SamplingConfig
+from workers.config import RolloutConfig, SamplingConfig
 from workers.rollout.protocol import EngineRefused, GenerateRequest, GenerateResult
+
+CALLS_AT_ONCE = 2
+"""The second call waits where the engine is, which goes on with it the moment it has ended the first."""
+QUEUED = 1.25
+"""Requests that a server has, as a share of those that it generates at once: a place that becomes free is taken in the
+same step."""
 
 
 class EngineLost(SlotwiseError):
@@ -46,11 +58,19 @@ class Engines(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """What one engine is asked at once: `calls` calls of at most `requests` requests each. With two calls the second
-    waits where the engine is, which goes on with it the moment it has ended the first."""
+    """What one engine is asked at once: `calls` calls of at most `requests` requests each."""
 
     requests: int
     calls: int
+
+    @staticmethod
+    def of(rollout: RolloutConfig) -> CallLimits:
+        match rollout.engine:
+            case "embedded":
+                return CallLimits(rollout.requests_per_call or rollout.max_batch_size, CALLS_AT_ONCE)
+            case "sglang":
+                requests = rollout.requests_per_call or 1
+                return CallLimits(requests, math.ceil(rollout.max_batch_size * QUEUED / requests))
 
 
 @dataclass(eq=False, slots=True)
@@ -76,6 +96,18 @@ class Lanes:
     def __init__(self, engines: Engines, weights: WeightId, limits: CallLimits) -> None:
         self._engines, self._weights, self._limits = engines, weights, limits
         self._lanes: dict[str, _Lane] = {}
+        self._filling = self._closed = False
+
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """While more requests are about to come, only full calls are sent; the rest goes out at the end."""
+        self._filling = True
+        try:
+            yield
+        finally:
+            self._filling = False
+            for engine_id, lane in self._lanes.items():
+                self._pump_soon(engine_id, lane)
 
     def engine_of(self, number: int) -> str:
         """Groups go round robin over the engines that are left, always the same way."""
@@ -93,14 +125,18 @@ class Lanes:
             wanted = _Wanted(request, sampling, asyncio.get_running_loop().create_future())
             lane = self._lane(engine_id)
             lane.queue.append(wanted)
-            self._pump_soon(engine_id, lane)
+            if len(lane.queue) >= self._limits.requests:
+                self._pump(engine_id, lane)
+            elif not self._filling:
+                self._pump_soon(engine_id, lane)
             try:
                 return await wanted.answer
             except EngineLost:
                 continue
 
     def close(self) -> None:
-        """Wait for no answer any more."""
+        """Wait for no answer any more, and ask for none."""
+        self._closed = True
         for lane in self._lanes.values():
             for call in lane.calls:
                 call.cancel()
@@ -112,12 +148,18 @@ class Lanes:
         """Once for all that is asked in this turn of the loop, so that it shares calls."""
         if not lane.pumping:
             lane.pumping = True
-            asyncio.get_running_loop().call_soon(self._pump, engine_id, lane)
+            asyncio.get_running_loop().call_soon(self._pump_rest, engine_id, lane)
+
+    def _pump_rest(self, engine_id: str, lane: _Lane) -> None:
+        lane.pumping = False
+        self._pump(engine_id, lane)
 
     def _pump(self, engine_id: str, lane: _Lane) -> None:
-        lane.pumping = False
+        if self._closed or len(lane.calls) == self._limits.calls:
+            return
         lane.queue = [wanted for wanted in lane.queue if not wanted.answer.done()]
-        while lane.queue and len(lane.calls) < self._limits.calls:
+        least = self._limits.requests if self._filling else 1
+        while len(lane.queue) >= least and len(lane.calls) < self._limits.calls:
             sampling = lane.queue[0].sampling
             alike = [wanted for wanted in lane.queue if wanted.sampling == sampling][: self._limits.requests]
             chosen = set(map(id, alike))

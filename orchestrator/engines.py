@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from orchestrator.config import Config
+from orchestrator.engine_lanes import CallLimits
 from orchestrator.roster import EngineGone, Replacements
 from workers.rollout.embedded_actor import EmbeddedEngineActor
 from workers.rollout.protocol import EngineDied
@@ -53,12 +54,13 @@ def start_engine(config: Config, index: int, options: Mapping[str, Any], logs: P
     """
     rollout = config.rollout
     engine_id = f"{config.run.name}/engine/{index}"
-    actor, more = _kind(config, index, logs or Path(tempfile.gettempdir()))
+    actor, more, at_once = _kind(config, index, logs or Path(tempfile.gettempdir()))
     handle = actor.options(
         name=engine_id,
         namespace=config.run.name,
         num_cpus=rollout.cpus_per_engine,
         num_gpus=rollout.gpus_per_engine,
+        **at_once,
         **options,
     ).remote(
         engine_id,
@@ -93,12 +95,13 @@ def engine_processes(config: Config) -> int:
     return SglangOptions.of(config.rollout.sglang).tp_size if config.rollout.engine == "sglang" else 1
 
 
-def _kind(config: Config, index: int, logs: Path) -> tuple[Any, dict[str, Any]]:
-    """The actor class of an engine, and what this kind is told beside the rest."""
+def _kind(config: Config, index: int, logs: Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """The actor class of an engine, what this kind is told beside the rest, and what it needs of Ray."""
     rollout = config.rollout
     match rollout.engine:
         case "embedded":
-            return EmbeddedEngineActor, {"num_threads": max(1, int(rollout.cpus_per_engine))}
+            return EmbeddedEngineActor, {"num_threads": max(1, int(rollout.cpus_per_engine))}, {}
         case "sglang":
             log = logs / f"{config.run.name}-engine-{index}.log"
-            return SglangEngineActor, {"options": rollout.sglang, "start_timeout_s": START_LIMIT_S, "log": log}
+            told = {"options": rollout.sglang, "start_timeout_s": START_LIMIT_S, "log": log}
+            return SglangEngineActor, told, {"max_concurrency": CallLimits.of(rollout).calls + 1}

@@ -32,7 +32,8 @@ from workers.config import SamplingConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CALLS_AT_ONCE = 2
+BEGUN_AT_ONCE = 32
+"""Groups that are begun in one turn of the event loop, so that the first requests are sent before the last are made."""
 SHOWN_SAMPLES = 8
 """Samples of each rollout that are written out for people."""
 
@@ -171,26 +172,32 @@ class RolloutPipeline:
     ) -> tuple[list[Group], dict[str, float]]:
         """Groups in the order of their prompts. `more` is told what has just been done, and says what else to do."""
         started = time.monotonic()
-        rollout = self._config.rollout
-        limits = CallLimits(rollout.requests_per_call or rollout.max_batch_size, CALLS_AT_ONCE)
-        lanes = Lanes(self._engines, weights, limits)
+        lanes = Lanes(self._engines, weights, CallLimits.of(self._config.rollout))
         work = GroupWork(task, lanes, self._tokenizer, self._config.run.seed, self._judges)
         asked: list[Prompt] = []
         tasks: dict[asyncio.Task[Group], int] = {}
+        ended: asyncio.Queue[asyncio.Task[Group]] = asyncio.Queue()
 
-        def begin(prompts: Sequence[Prompt]) -> set[asyncio.Task[Group]]:
-            begun = [asyncio.ensure_future(work.group(len(tasks) + i, prompt)) for i, prompt in enumerate(prompts)]
-            asked.extend(prompts)
-            tasks.update((one, len(tasks) + i) for i, one in enumerate(begun))
-            return set(begun)
+        async def begin(prompts: Sequence[Prompt]) -> None:
+            with lanes.filling():
+                for start in range(0, len(prompts), BEGUN_AT_ONCE):
+                    for prompt in prompts[start : start + BEGUN_AT_ONCE]:
+                        asked.append(prompt)
+                        task = asyncio.ensure_future(work.group(len(tasks), prompt))
+                        task.add_done_callback(ended.put_nowait)
+                        tasks[task] = len(tasks)
+                    await asyncio.sleep(0)
 
-        pending: set[asyncio.Task[Group]] = set()
+        counted = 0
         try:
             async with asyncio.timeout(self._config.rollout.timeout_s):
-                pending = begin(more([]))
-                while pending:
-                    done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                    pending |= begin(more([one.result() for one in sorted(done, key=lambda one: tasks[one])]))
+                await begin(more([]))
+                while counted < len(tasks):
+                    done = [await ended.get()]
+                    while not ended.empty():
+                        done.append(ended.get_nowait())
+                    counted += len(done)
+                    await begin(more([one.result() for one in sorted(done, key=lambda one: tasks[one])]))
         except TimeoutError as error:
             late = [prompt for prompt, one in zip(asked, tasks, strict=True) if not one.done()]
             raise RolloutTimeout(self._late(late)) from error

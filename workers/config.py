@@ -136,7 +136,9 @@ class RolloutConfig(SamplingConfig):
     cpus_per_engine: float = Field(default=1.0, gt=0)
     gpus_per_engine: float = Field(default=0.0, ge=0)
     requests_per_call: int | None = Field(default=None, ge=1)
-    """Requests that an engine is asked in one call; the next call is there when it ends. Unset: `max_batch_size`."""
+    """Requests that an engine is asked in one call. Unset: `max_batch_size` of an embedded engine, which answers call
+    by call and has the next one when it ends one; 1 of SGLang, which batches what it has, so that no response waits for
+    another."""
     generate: str | None = None
     """Import path `package.module:function` of a coroutine function that makes one sample (turns, tools). Unset: one
     response to the prompt."""

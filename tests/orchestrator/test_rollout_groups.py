@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.dispatch import shards
 from orchestrator.engine_lanes import EngineFailed, EngineLost
-from orchestrator.generation import Ask, WrongTrajectory
+from orchestrator.generation import Ask, WrongTrajectory, one_response
 from orchestrator.rollout_buffer import Rollout
 from orchestrator.rollout_pipeline import FilterFailed, GenerateFailed, RolloutTimeout
 from tests.orchestrator.test_rollout_pipeline import (
@@ -78,6 +78,47 @@ def test_an_engine_has_its_next_call_before_it_has_ended_one_and_never_more() ->
     assert engines.most == {"a": 2, "b": 2}
     assert max(len(ids) for _, ids, _, _ in engines.asked) == 2
     assert len(rollout.samples) == 36
+
+
+def test_an_engine_that_batches_by_itself_is_kept_full_and_no_response_waits_for_another() -> None:
+    """Of 4 at once, 5 with those that wait for a place. The very first response takes as long as all others."""
+
+    class Batching(Slow):
+        async def generate(self, engine_id: str, requests: Sequence[GenerateRequest], *rest: Any) -> Any:
+            results = await super().generate(engine_id, requests, *rest)
+            while requests[0].request_id == "0/0" and len(self.asked) < 36:
+                await asyncio.sleep(0)
+            return results
+
+    engines = Batching(["a"])
+    rollout = make(engines, rollout_batch_size=12, engine="sglang", max_batch_size=4)
+    assert len(rollout.samples) == 36
+    assert [len(ids) for _, ids, _, _ in engines.asked] == [1] * 36
+    assert engines.most == {"a": 5}
+
+
+def test_the_first_call_is_sent_before_the_last_request_is_made_and_every_call_is_full() -> None:
+    begun: list[int] = []
+
+    class Early(StandInEngines):
+        async def generate(self, engine_id: str, requests: Sequence[GenerateRequest], *rest: Any) -> Any:
+            begun.append(len(SEEN))
+            return await super().generate(engine_id, requests, *rest)
+
+    SEEN.clear()
+    engines = Early(["a"])
+    shape = {"rollout_batch_size": 200, "n_samples_per_prompt": 1, "requests_per_call": 50}
+    make(engines, **shape, generate=f"{HERE}:seen_response")
+    assert begun[0] < 120
+    assert [len(ids) for _, ids, _, _ in engines.asked] == [50] * 4
+
+
+SEEN: list[int] = []
+
+
+async def seen_response(prompt: Prompt, ask: Ask, sampling: SamplingConfig, tokenizer: Any) -> Trajectory:
+    SEEN.append(prompt.group_id)
+    return await one_response(prompt, ask, sampling, tokenizer)
 
 
 @pytest.mark.parametrize("requests_per_call", [1, 2, 5, None])

@@ -97,6 +97,15 @@ def test_there_are_exactly_n_samples_of_each_prompt_with_seeds_of_their_own() ->
     assert stats["rollout/samples"] == 12
 
 
+def test_an_engine_is_asked_with_a_seed_of_its_own_for_each_sample_and_the_same_one_in_the_next_run() -> None:
+    def echo(engine: str, request: GenerateRequest) -> GenerateResult:
+        return result(request, ids=tuple(2 + int(digit) for digit in str(request.seed)))
+
+    first, again = (generate(StandInEngines(["a", "b"], echo))[0] for _ in range(2))
+    assert len({sample.response_ids for sample in first}) == 12
+    assert first == again
+
+
 def test_the_same_run_makes_the_same_rollout_and_another_seed_another() -> None:
     first, again, other = (generate(StandInEngines(["a", "b"]), run={"seed": seed})[0] for seed in (0, 0, 1))
     assert first == again

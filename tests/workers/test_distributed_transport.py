@@ -338,9 +338,11 @@ def test_a_leader_that_was_not_asked_to_listen_says_so():
         sender.send(permit(), plan_of(holders, 64), weights)
 
 
-def test_a_rank_that_leads_nothing_does_not_listen():
+def test_a_rank_that_holds_nothing_does_not_listen_and_is_done_at_once():
     sender = DistributedSender(1, host=LOOPBACK, device="cpu", timeout_s=1)
-    assert sender.listen(plan_of(held_by_rank_0()[0], 64), ENGINES) is None
+    plan = plan_of(held_by_rank_0()[0], 64)
+    assert sender.listen(plan, ENGINES) is None
+    assert sender.send(permit(), plan, Weights([])) == 0
 
 
 def test_an_engine_may_join_with_the_helpers_of_torch():

@@ -259,11 +259,18 @@ def test_the_reported_loss_is_what_was_backpropagated(budget: int) -> None:
 def test_samples_without_loss_tokens_change_nothing(reference: dict[str, list[Step]]) -> None:
     silent = with_targets([make_sample(8, [1, 2], [], []), make_sample(9, [1, 2, 3], [4, 5, 6], [0, 0, 0])])
     cases = [case([TARGETS[:5], [*TARGETS[5:], *silent]], 30, aggregation) for aggregation in AGGREGATIONS]
-    *mixed, apart = run_cases(2, PLAIN, [*cases, case([TARGETS, silent], 30)])
+    single = with_targets([make_sample(0, [1, 2], [3, 4, 5], [0, 1, 0])])
+    one_token = ([[], single], StepTotals(1, 1, 16), WITH_KL, 30)
+    *mixed, apart, alone = run_cases(2, PLAIN, [*cases, case([TARGETS, silent], 30), one_token])
     for aggregation, steps in zip(AGGREGATIONS, mixed, strict=True):
         assert_same_step(steps, reference[aggregation], gradients=True)
         assert steps[0].stats.masked_sequences == 2
     assert_same_step(apart, reference["token_mean"], gradients=True)
+    assert sum(step.stats.tokens for step in alone) >= 1
+    for step in alone:
+        assert math.isfinite(step.stats.loss)
+        assert not step.stats.skipped
+        assert 0 < step.stats.grad_norm < math.inf
 
 
 def steps_that_are_skipped(place: Place, setting: Setting) -> dict[str, tuple[Step, bool, float]]:

@@ -16,7 +16,8 @@ from workers.weights.send_plan import SendPlan
 
 
 class EngineActor:
-    """`generate` and `receive` take turns on one thread; everything in the group `control` answers beside them.
+    """`generate` and `receive` share the actor's threads, one unless it says otherwise; what is in the group
+    `control` answers beside them.
 
     An engine never restarts by itself: another process would hold other weights under the same name. It ends with
     the process that created it.

@@ -13,10 +13,10 @@ from workers.device import Device
 from workers.rollout.engine_actor import EngineActor
 
 
-@ray.remote(max_concurrency=16, concurrency_groups={"control": 4}, max_restarts=0, max_task_retries=0)
+@ray.remote(concurrency_groups={"control": 4}, max_restarts=0, max_task_retries=0)
 class SglangEngineActor(EngineActor):
-    """`options`: the section `rollout.sglang`. `log`: where the server writes. Several calls of `generate` may be under
-    way at once: the server batches what it has."""
+    """`options`: the section `rollout.sglang`. `log`: where the server writes. As many calls of `generate` may be under
+    way as Ray's `max_concurrency` says: the server batches what it has."""
 
     def __init__(
         self,
