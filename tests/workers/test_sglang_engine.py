@@ -156,7 +156,9 @@ def test_a_server_that_dies_in_any_part_is_dead_and_gone(tmp_path: Path, victim:
         stage.engine.view()
     _, alive = psutil.wait_procs(processes, timeout=15)
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    scratch = stage.engine._server._scratch.path
     stage.close()
+    assert not scratch.exists()
 
 
 def answer_for_ever(stage: Stage, weights: WeightId) -> None:

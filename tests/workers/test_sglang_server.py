@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from importlib.metadata import distributions
 from pathlib import Path
 
+import psutil
 import pytest
 
 from workers.rollout import sglang_server
@@ -122,6 +124,23 @@ def test_a_port_that_somebody_took_meanwhile_is_another_attempt_with_other_ports
     with pytest.raises(ServerDied, match="address already in use"):
         SglangServer(replace(SPEC, log=tmp_path / "server.log"))
     assert len(set(given)) == 3
+
+
+@pytest.mark.parametrize("keeper_dies", [False, True])
+def test_nothing_but_the_log_is_left_also_when_the_keeper_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeper_dies: bool
+) -> None:
+    stand_in(monkeypatch, "import time; time.sleep(600)")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(SglangServer, "_wait_until_up", lambda server: None)
+    server = SglangServer(replace(SPEC, log=tmp_path / "server.log"))
+    assert len(list(tmp_path.iterdir())) == 2
+    if keeper_dies:
+        psutil.Process(server.pid).kill()
+        assert not server.alive_after(10.0)
+    server.stop()
+    assert list(tmp_path.iterdir()) == [tmp_path / "server.log"]
+    server.stop()
 
 
 def test_a_server_that_hangs_while_it_starts_is_given_up_and_ended(

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Any
 from state.errors import SlotwiseError
 from workers.ports import PortReservation, reserve
 from workers.rollout import server_keeper, sglang_plugin
+from workers.rollout.scratch import Scratch
 from workers.rollout.sglang_client import ServerRefused, ServerSilent, SglangClient
 from workers.rollout.sglang_options import SglangOptions, flags
 
@@ -132,7 +132,8 @@ class SglangServer:
         for attempt in range(1, _ATTEMPTS + 1):
             self._ports = reserve(_PORTS_EACH, start_at=os.getpid() + attempt * 1000)
             self.client = SglangClient(spec.host, self._ports.first)
-            self._process = _start(spec, self._ports)
+            self._scratch = Scratch()
+            self._process = _start(spec, self._ports, self._scratch)
             try:
                 self._wait_until_up()
                 return
@@ -168,6 +169,7 @@ class SglangServer:
             self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_LIMIT_S)
+        self._scratch.remove()
         self._ports.close()
 
     def _wait_until_up(self) -> None:
@@ -192,8 +194,8 @@ class SglangServer:
         return "(no log)"
 
 
-def _start(spec: ServerSpec, ports: PortReservation) -> subprocess.Popen[bytes]:
-    scratch = Path(tempfile.mkdtemp(prefix="slotwise-sglang-"))
+def _start(spec: ServerSpec, ports: PortReservation, own: Scratch) -> subprocess.Popen[bytes]:
+    scratch = own.path
     write_plugin(scratch / "plugin")
     (scratch / "tmp").mkdir()
     arguments = command(spec, _model_path(spec, scratch), ports.ports)
@@ -206,6 +208,7 @@ def _start(spec: ServerSpec, ports: PortReservation) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT,
             env=environment(spec, os.environ, str(scratch / "plugin")) | {"TMPDIR": str(scratch / "tmp")},
             start_new_session=True,
+            pass_fds=(own.lock,),
         )
 
 
