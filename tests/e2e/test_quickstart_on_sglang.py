@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.e2e.runs import REPO, Place, alive, descendants, lines, until
+from tests.e2e.runs import REPO, Place, alive, descendants, lines, until, without_rays_agents
 from tests.workers.engine_stage import sglang_python
+from workers.rollout.scratch import PREFIX
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1200)]
 
@@ -31,10 +34,12 @@ def test_a_driver_that_is_killed_leaves_no_server(place: Place) -> None:
     process = place.start("train", place.config("killed", {}), *on_sglang(), "--loop.num_rollout", "50")
     try:
         until(lambda: metrics.exists() and lines(metrics), "a first rollout", timeout_s=300)
-        family = descendants(process.pid)
+        family = without_rays_agents(descendants(process.pid))
         servers = [p for p in family if "server_keeper" in " ".join(p.cmdline())]
+        scratch = [Path(word) for keeper in servers for word in keeper.cmdline() if PREFIX in word and "/" in word]
     finally:
         process.kill()
         process.wait()
     assert servers
-    until(lambda: not alive(family), "every process that the run had started is gone")
+    until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=15)
+    assert not [path for path in scratch if path.exists()]

@@ -1,5 +1,5 @@
-"""Scratch directories: one whose users have all died, however they died, is removed by whoever makes the next one on the
-same machine.
+"""Scratch directories: one whose users have all died, however they died, is removed by whoever makes the next one on
+this machine.
 
 A directory is locked by its users (`flock`, which the kernel gives back for the dead).
 """
