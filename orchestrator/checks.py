@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator import data_checks, debug_checks, exporting, megatron_fields, slot_checks
+from orchestrator import (
+    data_checks,
+    debug_checks,
+    exporting,
+    megatron_fields,
+    model_checks,
+    path_checks,
+    slot_checks,
+)
 from orchestrator.batching import data_parallel_size, samples_per_rollout, steps_per_rollout, total_steps
 from orchestrator.config import Config
+from orchestrator.divisors import divisors, listed
 from orchestrator.filters.registry import FILTERS
 from orchestrator.generators import GENERATORS
 from orchestrator.imports import did_you_mean, is_import_path
@@ -26,6 +35,7 @@ def problems(config: Config) -> tuple[Problem, ...]:
         _layout,
         _batch,
         _model,
+        model_checks.check,
         *slot_checks.CHECKS,
         sglang,
         directory,
@@ -36,6 +46,7 @@ def problems(config: Config) -> tuple[Problem, ...]:
         _evaluation,
         _checkpoint,
         exporting.check,
+        path_checks.check,
         debug_checks.check,
         _names,
         _megatron,
@@ -74,16 +85,6 @@ def _layout(config: Config) -> Iterator[Problem]:
             f"{train.num_workers} workers cannot be split into replicas of {tp} x {pp} ranks "
             f"(tensor_model_parallel_size x pipeline_model_parallel_size); use a multiple of {tp * pp}",
         )
-    model = config.model.config or {}
-    for key, parts, option in (
-        ("num_attention_heads", tp, "tensor_model_parallel_size"),
-        ("num_key_value_heads", tp, "tensor_model_parallel_size"),
-        ("num_hidden_layers", pp, "pipeline_model_parallel_size"),
-    ):
-        size = model.get(key)
-        if isinstance(size, int) and size % parts:
-            valid = _listed([n for n in range(1, size + 1) if size % n == 0])
-            yield Problem(f"train.{option}", f"{parts} does not divide {key} {size} of model.config; valid: {valid}")
 
 
 def _batch(config: Config) -> Iterator[Problem]:
@@ -100,25 +101,22 @@ def _batch(config: Config) -> Iterator[Problem]:
         f"{samples} samples per rollout"
     )
     per_rank = f" over {dp} data-parallel ranks (num_workers {train.num_workers})" if dp > 1 else ""
-    sizes = [n for n in range(dp, samples + 1, dp) if samples % n == 0]
-    if not sizes:
+    of_a_rank, steps = samples // dp, steps_per_rollout(config)
+    if samples % dp:
         yield Problem(
             "rollout.rollout_batch_size",
             f"{inputs} cannot be divided{per_rank}; make the product a multiple of {dp}",
         )
-    elif train.global_batch_size is not None and train.global_batch_size not in sizes:
+    elif train.global_batch_size is not None and (samples % train.global_batch_size or train.global_batch_size % dp):
         yield Problem(
             "train.global_batch_size",
             f"{inputs} cannot be cut into steps of global_batch_size {train.global_batch_size}{per_rank}; "
-            f"valid: {_listed(sizes)}",
+            f"valid: {listed([n * dp for n in divisors(of_a_rank)])}",
         )
-    elif train.global_batch_size is None and samples // steps_per_rollout(config) not in [
-        n for n in sizes if n * steps_per_rollout(config) == samples
-    ]:
+    elif train.global_batch_size is None and of_a_rank % steps:
         yield Problem(
             "train.num_steps_per_rollout",
-            f"{inputs} cannot be cut into {steps_per_rollout(config)} steps{per_rank}; "
-            f"valid: {_listed(sorted(samples // n for n in sizes))}",
+            f"{inputs} cannot be cut into {steps} steps{per_rank}; valid: {listed(divisors(of_a_rank))}",
         )
 
 
@@ -292,8 +290,3 @@ def _moves_weights(config: Config) -> str | None:
     if config.cluster.offload_train:
         return "cluster.offload_train frees; leave that out"
     return None
-
-
-def _listed(values: list[int]) -> str:
-    shown = [str(value) for value in values]
-    return ", ".join(shown if len(shown) <= 16 else [*shown[:8], "...", *shown[-7:]])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from orchestrator import context
+from orchestrator import context, model_checks
 from orchestrator.config import Config
 from orchestrator.data_path import DataPathError, parse
 from orchestrator.imports import is_import_path, missing
@@ -39,7 +39,7 @@ def here(config: Config) -> Surroundings:
 
 def problems(config: Config, surroundings: Surroundings) -> tuple[Problem, ...]:
     """What cannot work here."""
-    found = [*_packages(config), *context.problems(config)]
+    found = [*_packages(config), *model_checks.of_files(config), *context.problems(config)]
     if surroundings.in_ray_job:
         found += thrown_away(config)
     if surroundings.on_one_machine:
