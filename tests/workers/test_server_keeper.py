@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.e2e.runs import until
 from workers.rollout import server_keeper
 
 SERVER = """
@@ -93,10 +95,31 @@ def test_a_signal_does_not_part_a_keeper_from_its_server(scratch: Path, number: 
     assert gone(server)
 
 
-def test_the_server_dies_with_a_keeper_that_is_killed(scratch: Path) -> None:
+def test_nothing_is_left_of_a_keeper_that_is_killed(scratch: Path) -> None:
+    """Its server's child does not notice: whoever goes on after the keeper sees to it, and to the files."""
     process = started(scratch)
-    leader, child = pids(process)
+    server = pids(process)
     process.kill()
     process.wait(WAIT_S)
-    assert gone([leader])
-    child.kill()  # SGLang's own processes watch their parent; this stand-in does not
+    assert gone(server)
+    until(lambda: not scratch.exists(), "the files are removed", timeout_s=WAIT_S)
+
+
+def test_whoever_would_go_on_after_a_keeper_ends_with_it(scratch: Path) -> None:
+    before = heirs(scratch)
+    process = started(scratch)
+    server = pids(process)
+    assert len(heirs(scratch)) == len(before) + 2
+    process.communicate()
+    assert gone(server)
+    until(lambda: not heirs(scratch), "no process of the keeper is left", timeout_s=WAIT_S)
+
+
+def heirs(scratch: Path) -> list[psutil.Process]:
+    """The keeper and who goes on after it: they have the same command line."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if str(scratch) in process.cmdline():
+                found.append(process)
+    return found

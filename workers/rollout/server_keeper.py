@@ -1,9 +1,11 @@
 """Runs one command and sees to it that nothing of it is left: `python server_keeper.py SCRATCH -- COMMAND`.
 
 The command gets a session of its own, which is killed when its first process ends, or when this process's standard
-input closes: the kernel closes it for a parent that dies, in whatever way. If this process is killed, the kernel
-kills the command's first process (PR_SET_PDEATHSIG), and SGLang's processes watch their parent in the same way.
-SCRATCH is removed at the end. Killed, not asked: a server has nothing to save, and takes seconds to say goodbye.
+input closes: the kernel closes it for a parent that dies, in whatever way. SCRATCH is removed at the end. Killed, not
+asked: a server has nothing to save, and takes seconds to say goodbye.
+
+If this process is killed itself, as Ray does with the children of a worker that ends, the kernel kills the command's
+first process (PR_SET_PDEATHSIG), and a process that belongs to nobody sees to the rest.
 
 Run as a file, by any Python: imports the standard library alone.
 """
@@ -52,27 +54,55 @@ def _group_lives(leader: int) -> bool:
     return False
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Every process of the child's session is gone when this returns."""
+def _end(leader: int) -> None:
+    """Every process of the leader's session is gone when this returns."""
     deadline = time.monotonic() + _LIMIT_S
-    while _group_lives(child.pid) and time.monotonic() < deadline:
+    while _group_lives(leader) and time.monotonic() < deadline:
         with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.poll()
+            os.killpg(leader, signal.SIGKILL)
         time.sleep(_POLL_S)
+
+
+def _appoint_heir(scratch: str) -> int:
+    """Starts a process, nobody's child, that does what is left to do when this one is killed. It is told over a pipe,
+    whose other end this is, whom the command leads; and, once nothing is left to do, so."""
+    hears, says = os.pipe()
+    if middle := os.fork():
+        os.waitpid(middle, 0)
+        os.close(hears)
+        return says
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    os.close(says)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    told = b""
+    while heard := os.read(hears, 64):
+        told += heard
+    leader, _, done = told.partition(b" ")
+    if not done:
+        if leader:
+            _end(int(leader))
+        shutil.rmtree(scratch, ignore_errors=True)
+    os._exit(0)
 
 
 def keep(scratch: str, command: list[str]) -> int:
     """Returns the command's exit code (negative: the signal that ended it)."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the end comes over standard input, whoever is signalled
+    heir = _appoint_heir(scratch)
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_before_exec(os.getpid())
     )
+    os.write(heir, str(child.pid).encode())
     exited = os.pidfd_open(child.pid)
     select.select([0, exited], [], [])
-    _end(child)
+    _end(child.pid)
     shutil.rmtree(scratch, ignore_errors=True)
+    os.write(heir, b" done")
     code = child.wait()
     return code if code >= 0 else 128 - code
 
