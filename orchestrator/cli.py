@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator import checks, horizon, prompt_checks, resuming, run_lock, slot_plan, surroundings
 from orchestrator.batching import num_rollouts
-from orchestrator.commands.command_line import parser, print_anything, print_json, reader_may_leave
+from orchestrator.commands.command_line import parser, print_anything, print_json, reader_may_leave, version
 from orchestrator.config import Config
 from orchestrator.exit_codes import ExitCode, exit_code
 from orchestrator.interrupts import raise_on_sigterm
@@ -32,8 +32,8 @@ usage: slotwise COMMAND ...
   render CONFIG.yaml [--overlay O] [--check [--crds PATH]] [--section.key value ...]   its manifests for KubeRay
   doctor [--json]                                                    what this machine can run, and what is missing
 
-`slotwise COMMAND --help` says more. Exit codes: 0 done, 2 configuration, 3 resume, 4 a slot invariant was violated,
-5 a worker or engine failed, 130 interrupted.
+`slotwise COMMAND --help` says more, and `slotwise --version` which one this is. Exit codes: 0 done, 2 configuration,
+3 resume, 4 a slot invariant was violated, 5 a worker or engine failed, 130 interrupted.
 """
 
 
@@ -58,6 +58,9 @@ def _command(arguments: list[str]) -> int:
     name, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     if name in ("-h", "--help"):
         print(_USAGE, end="")
+        return ExitCode.DONE
+    if name == "--version":
+        print(f"slotwise {version()}")
         return ExitCode.DONE
     if name not in _COMMANDS:
         what = f"there is no such command{nearest(name, _COMMANDS)}" if name else "no command given"
@@ -194,18 +197,9 @@ def _audit(arguments: list[str]) -> int:
 
 
 def _convert(arguments: list[str]) -> int:
-    command_line = parser(
-        "convert", "Hugging Face directory -> native `release` checkpoint; a native checkpoint -> back."
-    )
-    command_line.add_argument("source", type=Path, metavar="SOURCE")
-    command_line.add_argument("out", type=Path, metavar="OUT")
-    options = command_line.parse_args(arguments)
-    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
-        raise ConfigError([Problem("OUT", f"{options.out} is there already; name a new directory")])
-    from workers.megatron import convert
+    from orchestrator.commands import convert
 
-    convert.convert(options.source, options.out)
-    return ExitCode.DONE
+    return convert.main(arguments)
 
 
 def _diagram(arguments: list[str]) -> int:

@@ -63,15 +63,16 @@ def _data(config: Config) -> str | None:
     data = config.data
     limit = prompt_limit(config.model, data, config.rollout)
     settings = json.dumps([config.run.seed, data.apply_chat_template, limit]).encode()
+    seed = f"(run.seed={config.run.seed})"  # in the name, since it is what people change without a thought of the data
     if data.generator is not None:
-        return f"{data.generator}/{_hash([settings, data.generator.encode()])}"
+        return f"{data.generator}{seed}/{_hash([settings, data.generator.encode()])}"
     if data.path is None:
         return None
     at = parse(data.path)
     if not at.path.exists():
         return None
     order = json.dumps([data.input_key, data.label_key, data.shuffle, at.suffix]).encode()
-    return f"{at.path.absolute().name}{at.suffix}/{_hash(chain([settings, order], _chunks(at.path)))}"
+    return f"{at.path.absolute().name}{at.suffix}{seed}/{_hash(chain([settings, order], _chunks(at.path)))}"
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

@@ -9,14 +9,20 @@ from orchestrator.options import Problem
 from orchestrator.resuming import is_saved_over
 from state.config import RefConfig, TeacherConfig
 
+_KL_OFF = "switch the KL loss off with both flags: --no-algorithm.use_kl_loss --algorithm.kl_loss_coef 0"
+
 
 def _kl(config: Config) -> Iterator[Problem]:
     algorithm, ref, model = config.algorithm, config.ref, config.model
     if algorithm.use_kl_loss and algorithm.kl_loss_coef == 0:
-        yield Problem("algorithm.kl_loss_coef", "algorithm.use_kl_loss is on with a coefficient of 0; set it above 0")
+        yield Problem(
+            "algorithm.kl_loss_coef",
+            f"algorithm.use_kl_loss is on with a coefficient of 0; set it above 0, or {_KL_OFF}",
+        )
     if not algorithm.use_kl_loss and algorithm.kl_loss_coef > 0:
         yield Problem(
-            "algorithm.use_kl_loss", "algorithm.kl_loss_coef is set but unused; set this to true, or that to 0"
+            "algorithm.use_kl_loss",
+            f"algorithm.kl_loss_coef {algorithm.kl_loss_coef} is set but unused; set this to true, or {_KL_OFF}",
         )
     has_source = ref.load is not None or model.config is not None
     has_source |= model.hf_checkpoint is not None and model.megatron_to_hf_mode == "bridge"

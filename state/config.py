@@ -70,8 +70,9 @@ class CheckpointConfig(Frozen):
     resume: Literal["auto", "must"] = "auto"
     """`auto`: a missing checkpoint is a warning and a fresh start. `must`: an error."""
     allow_mismatch: tuple[Literal["model", "tokenizer", "data", "continuity"], ...] = ()
-    """What may be another one than the checkpoint was saved with; then a warning, otherwise an error. `continuity`:
-    what the gang computes on a fixed batch, and the bytes of slots that were saved beside the actor."""
+    """What may be another one than the checkpoint was saved with, or not be said there; then a warning, otherwise an
+    error. `continuity`: what the gang computes on a fixed batch, and the bytes of slots that were saved beside the
+    actor."""
     stop_deadline_s: float = Field(default=120.0, ge=0)
     """Asked to end by SIGTERM, a run that saves ends its step and saves, for at most so long; a second SIGTERM ends it
     at once. 0: the first one does."""

@@ -7,8 +7,11 @@ import io
 import json
 import os
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
 from typing import Any, NoReturn
 
 from orchestrator.options import ConfigError, Problem
@@ -23,6 +26,15 @@ class Parser(argparse.ArgumentParser):
 
 def parser(command: str, about: str) -> Parser:
     return Parser(prog=f"slotwise {command}", description=about, allow_abbrev=False)
+
+
+def version() -> str:
+    """Of this installation, or of the checkout that runs without one."""
+    try:
+        return metadata.version("slotwise")
+    except metadata.PackageNotFoundError:
+        project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+        return f"{project['version']} (a checkout)"
 
 
 def port(text: str) -> int:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -343,6 +344,22 @@ def test_a_wrong_command_line_ends_with_two(
 def test_convert_refuses_to_write_into_what_is_there(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "hf", str(Path(config).parent)]) == ExitCode.CONFIG
     assert "already" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_project(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == ExitCode.DONE
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert capsys.readouterr().out.split()[:2] == ["slotwise", project["version"]]
+
+
+@pytest.mark.parametrize("half", [("--no-algorithm.use_kl_loss",), ("--algorithm.kl_loss_coef", "0")])
+def test_whoever_switches_the_kl_loss_off_by_half_is_told_the_flags_that_do(
+    config: str, capsys: pytest.CaptureFixture[str], half: tuple[str, ...]
+) -> None:
+    assert main(["train", config, *half, "--dry-run"]) == ExitCode.CONFIG
+    named = capsys.readouterr().err.rpartition("both flags: ")[2].split()
+    assert main(["train", config, *named, "--dry-run", "--json"]) == ExitCode.DONE
+    assert "ref" not in json.loads(capsys.readouterr().out)["loads"]
 
 
 def test_help_and_the_diagram_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

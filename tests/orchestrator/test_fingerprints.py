@@ -43,6 +43,18 @@ def dry_run(root: Path, value: Content, *flags: str) -> int:
     return main(["train", str(root / "run.yaml"), "--dry-run", "--json", *flags])
 
 
+def test_another_seed_is_named_beside_the_one_that_was_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = content(tmp_path)
+    save(tmp_path, value)
+    assert dry_run(tmp_path, value) == ExitCode.DONE
+    capsys.readouterr()
+    assert dry_run(tmp_path, value, "--run.seed", "7") == ExitCode.RESUME
+    said = capsys.readouterr().err
+    assert said.index("(run.seed=0)") < said.index(" there, ") < said.index("(run.seed=7)") < said.index(" here")
+
+
 def another_model(root: Path, value: Content) -> None:
     value["model"]["config"]["rope_theta"] = 5.0
 

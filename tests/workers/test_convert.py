@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from orchestrator.cli import main
 from state import checkpoints
 from state.digest import digest_tensor
 from state.errors import ResumeError
@@ -79,6 +83,37 @@ def test_one_checkpoint_of_many_can_be_named(tmp_path: Path) -> None:
     release = convert(tmp_path / "hf", tmp_path / "native")
     convert(release, tmp_path / "back")
     assert (tmp_path / "back" / SINGLE_FILE).is_file()
+
+
+def test_the_command_says_what_it_wrote_and_what_to_do_with_it_and_nothing_else(tmp_path: Path) -> None:
+    huggingface(tmp_path / "hf", "qwen3-tied", torch.float32)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "orchestrator", "convert", "hf", "native"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    (line,) = done.stdout.splitlines()
+    assert line == "wrote native, a native checkpoint: weights alone. Start from it with --checkpoint.load native"
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "said"),
+    [
+        ({"model_type": "gpt2"}, 2, "gpt2"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, 2, "yarn"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, 2, "no config that transformers takes"),
+        (None, 2, "config.json is not JSON"),
+    ],
+)
+def test_a_directory_that_cannot_be_converted_ends_as_documented(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: dict[str, object] | None, code: int, said: str
+) -> None:
+    huggingface(tmp_path / "hf", "qwen3-tied", torch.float32)
+    path = tmp_path / "hf" / "config.json"
+    path.write_text("xx" if config is None else json.dumps(json.loads(path.read_text()) | config))
+    assert main(["convert", str(tmp_path / "hf"), str(tmp_path / "native")]) == code
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "Traceback" not in shown
 
 
 def test_what_cannot_be_converted_is_said(tmp_path: Path) -> None:

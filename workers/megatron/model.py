@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,14 +62,22 @@ def load_hf_config(model: ModelConfig) -> PretrainedConfig:
             raise FileNotFoundError(
                 f"model.hf_checkpoint: {model.hf_checkpoint} holds no config.json; give a Hugging Face directory"
             )
-        return AutoConfig.from_pretrained(model.hf_checkpoint)
+        return _accepted(model.hf_checkpoint, lambda: AutoConfig.from_pretrained(model.hf_checkpoint))
     if model.config is None:
         raise ValueError("model: set hf_checkpoint (a Hugging Face directory) or config (a Hugging Face config)")
     fields = dict(model.config)
     model_type = fields.pop("model_type", None)
     if model_type not in MODEL_TYPES:
         raise UnsupportedModel(f"model.config: model_type is {model_type!r}; known here: {', '.join(MODEL_TYPES)}")
-    return AutoConfig.for_model(model_type, **fields)
+    return _accepted("model.config", lambda: AutoConfig.for_model(model_type, **fields))
+
+
+def _accepted(where: str, load: Callable[[], PretrainedConfig]) -> PretrainedConfig:
+    """Whatever transformers raises about a config says what is wrong with it, in a type of its own."""
+    try:
+        return load()
+    except Exception as error:
+        raise UnsupportedModel(f"{where} is no config that transformers takes: {error!r}") from error
 
 
 def build(
