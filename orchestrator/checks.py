@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator import (
+    critic_checks,
     data_checks,
     debug_checks,
     exporting,
@@ -37,6 +38,7 @@ def problems(config: Config) -> tuple[Problem, ...]:
         _model,
         model_checks.check,
         *slot_checks.CHECKS,
+        critic_checks.check,
         sglang,
         directory,
         _sampling,

@@ -158,6 +158,8 @@ def _refuse(resolved: Resolved, problems: Iterable[Problem]) -> None:
 def _print_dry_run(config: Config, plan: ResumePlan, auxiliary: Sequence[SlotLoad], as_json: bool) -> None:
     if as_json:
         loads = {"actor": _load_json(plan.load)} | {str(one): _load_json(one.load) for one in auxiliary}
+        if plan.critic is not None:
+            loads["critic"] = _load_json(plan.critic.load)
         print_json({"config": config.model_dump(mode="json"), "resume": plan.to_json(), "loads": loads})
         return
     print(to_yaml(config))
@@ -169,6 +171,8 @@ def _print_start(config: Config, plan: ResumePlan, auxiliary: Sequence[SlotLoad]
     print(f"# actor: {plan.load}")
     for one in auxiliary:
         print(f"# {one}: {one.load}")
+    if plan.critic is not None:
+        print(f"# critic: {plan.critic}")
     if plan.start_rollout_id >= num_rollouts(config) > 0:
         print("# every rollout is done already; a larger loop.num_rollout or num_epoch goes on from here", flush=True)
 

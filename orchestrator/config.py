@@ -12,6 +12,7 @@ from pydantic import Field
 from state.config import CheckpointConfig, Frozen, OldActorConfig, RefConfig, TeacherConfig
 from workers.config import (
     AlgorithmConfig,
+    CriticConfig,
     ModelConfig,
     RolloutConfig,
     SamplingConfig,
@@ -134,6 +135,7 @@ class Config(Frozen):
     teacher: TeacherConfig = TeacherConfig()
     old_actor: OldActorConfig = OldActorConfig()
     train: TrainConfig = TrainConfig()
+    critic: CriticConfig = CriticConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
     data: DataConfig = DataConfig()

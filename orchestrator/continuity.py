@@ -18,7 +18,8 @@ from state import checkpoints
 from state.continuity import Probe, breaks
 from state.errors import ResumeError
 from state.gang import Quorum
-from state.resume import ResumePlan
+from state.resume import LoadSpec, ResumePlan
+from state.slots import Slot
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +30,13 @@ class ContinuityBroken(ResumeError):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a resumed gang must be found to hold.
+    """What a resumed gang must be found to hold, of `role`.
 
-    `probe` is None where it was lost. `digest` is of the actor's bytes and `kept` by `slot@version` of those of slots
+    `probe` is None where it was lost. `digest` is of its primary's bytes and `kept` by `slot@version` of those of slots
     beside it, as far as they were loaded from there; None and empty where their dtype changed.
     """
 
+    role: str
     directory: Path
     probe: Probe | None
     digest: str | None
@@ -44,11 +46,19 @@ class Expected:
     allowed: bool
 
 
-def expected(config: Config, plan: ResumePlan) -> Expected | None:
-    """From the checkpoint that `plan` continues from; None where nothing of ours is resumed."""
-    if plan.source != "native" or plan.path is None or plan.iteration is None:
+def expected(config: Config, plan: ResumePlan) -> dict[str, Expected]:
+    """By role, from the checkpoints that `plan` continues from; without those of which nothing of ours is resumed."""
+    loads = {Slot.ACTOR: (plan.load, plan.load_optimizer)} if plan.source == "native" else {}
+    if plan.critic is not None and not plan.critic.fresh_head:
+        loads[Slot.CRITIC] = (plan.critic.load, plan.critic.load_optimizer)
+    found = {role: _expected(config, role, load, with_optimizer) for role, (load, with_optimizer) in loads.items()}
+    return {str(role): one for role, one in found.items() if one is not None}
+
+
+def _expected(config: Config, role: Slot, load: LoadSpec, with_optimizer: bool) -> Expected | None:
+    if load.path is None or load.iteration is None:
         return None
-    directory = checkpoints.iteration_dir(plan.path, plan.iteration)
+    directory = checkpoints.iteration_dir(load.path, load.iteration)
     if not (directory / checkpoints.MARKER).exists():
         return None
     stored, marker, checkpoint = (
@@ -57,14 +67,15 @@ def expected(config: Config, plan: ResumePlan) -> Expected | None:
         config.checkpoint,
     )
     same_dtype = marker.dtype == config.model.dtype
-    slots = (marker.slots or []) if same_dtype and plan.load_optimizer else []
+    slots = (marker.slots or []) if same_dtype and with_optimizer else []
     allowed = "continuity" in checkpoint.allow_mismatch
     return Expected(
+        role,
         directory,
         stored,
         marker.digest if same_dtype else None,
         {f"{one.slot}@{one.version}": one.digest for one in slots},
-        plan.load_optimizer,
+        with_optimizer,
         fatal=checkpoint.resume == "must" and not allowed,
         allowed=allowed,
     )
@@ -94,7 +105,7 @@ def confirm(expected: Expected, held: Quorum, take: Callable[[], Probe]) -> tupl
 def _other_bytes(expected: Expected, held: Quorum) -> Iterator[str]:
     """Slots whose bytes are not those that were loaded from the checkpoint."""
     if expected.digest is not None and expected.digest != held.digest:
-        yield f"the actor's digest is {held.digest}, saved was {expected.digest}"
+        yield f"the {expected.role}'s digest is {held.digest}, saved was {expected.digest}"
     for one in held.kept:
         name = f"{one.slot}@{one.version}"
         saved = expected.kept.get(name)
@@ -106,4 +117,4 @@ def _jumps(expected: Expected, take: Callable[[], Probe]) -> Iterator[str]:
     if expected.probe is None:
         yield f"{checkpoints.PROBE} is missing, so that reference and optimizer cannot be compared with what they were"
     else:
-        yield from breaks(expected.probe, take(), with_optimizer=expected.with_optimizer)
+        yield from breaks(expected.probe, take(), with_optimizer=expected.with_optimizer, role=expected.role)

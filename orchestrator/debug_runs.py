@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.config import Config
 from orchestrator.continuity import Expected
+from orchestrator.gangs import Gangs
 from orchestrator.interrupts import Stop
 from orchestrator.live_run import LiveRun
 from orchestrator.manager_client import PendingRollout
 from orchestrator.run_dir import RunDir
 from orchestrator.saved_rollouts import Replayed, SavedRollouts
 from orchestrator.tracking.base import Tracker
-from orchestrator.train_group import TrainGroup
 from state.errors import InvariantViolation
 
 
@@ -27,21 +28,21 @@ class ReplayRun(LiveRun):
         self,
         config: Config,
         run_dir: RunDir,
-        gang: TrainGroup,
+        gangs: Gangs,
         saved: SavedRollouts,
         steps: Tracker,
         evals: Tracker,
         stop: Stop,
-        resumed: Expected | None,
+        resumed: Mapping[str, Expected],
     ) -> None:
         manager: Any = saved
         nobody: Any = None
-        super().__init__(config, run_dir, gang, manager, nobody, steps, evals, stop, resumed)
+        super().__init__(config, run_dir, gangs, manager, nobody, steps, evals, stop, resumed)
         self._saved = saved
 
     def publish(self) -> None:
         self._publishes += 1
-        quorum = self._gang.agree(f"replay-{self._run_dir.incarnation}-{self._publishes}")
+        quorum = self._gangs.actor.agree(f"replay-{self._run_dir.incarnation}-{self._publishes}")
         self._published, self._digest = quorum.weights, quorum.digest
 
     def generate(self, rollout_id: int) -> Any:

@@ -12,7 +12,8 @@ from orchestrator import continuity, data_state
 from orchestrator.debug_runs import ReplayRun, RolloutOnlyRun
 from orchestrator.engines import engine_processes
 from orchestrator.exit_codes import ExitCode, exit_code
-from orchestrator.gang_specs import worker_specs
+from orchestrator.gang_specs import critic_specs, worker_specs
+from orchestrator.gangs import Gangs
 from orchestrator.live_run import LiveRun
 from orchestrator.loops import train_loop
 from orchestrator.manager_client import PATIENCE_S
@@ -44,11 +45,10 @@ def work(run: RunScope, run_dir: RunDir, plan: ResumePlan, earlier: tuple[Failur
         undo.callback(evals.close)
         run.placement.wait(config, run.say)
         gang_id = GangId(config.train.num_workers, run_dir.incarnation, config_hash(config))
-        gang = TrainGroup(worker_specs(config, plan, gang_id, str(run_dir.path), run.host), run.placement)
-        undo.callback(gang.kill)
+        gangs = _gangs(run, plan, gang_id, str(run_dir.path), undo)
         live: LiveRun | None = None
         try:
-            live = _live(run, run_dir, plan, gang_id, gang, Trackers([steps, run.metrics]), evals)
+            live = _live(run, run_dir, plan, gang_id, gangs, Trackers([steps, run.metrics]), evals)
             with run.stop.listening():
                 train_loop(live, config, plan.start_rollout_id)
             return None
@@ -56,7 +56,7 @@ def work(run: RunScope, run_dir: RunDir, plan: ResumePlan, earlier: tuple[Failur
             if isinstance(error, WorkerFailed):  # at once: what follows may take a while
                 run.say(f"error: {error}")
             trained = 0 if live is None else live.trained
-            ranks, failure = _failure(run, gang, error, plan.start_rollout_id + trained)
+            ranks, failure = _failure(run, gangs, error, plan.start_rollout_id + trained)
             started = live is not None or bool(earlier)
             budget = config.cluster.max_gang_restarts
             verdict = decide(Situation(failure, earlier, budget, started, trained, continues_itself(config)))
@@ -73,12 +73,23 @@ def work(run: RunScope, run_dir: RunDir, plan: ResumePlan, earlier: tuple[Failur
     return failure
 
 
-def _failure(run: RunScope, gang: TrainGroup, error: Exception, rollout_id: int) -> tuple[Mapping[str, str], Failure]:
+def _gangs(run: RunScope, plan: ResumePlan, gang_id: GangId, run_dir: str, undo: ExitStack) -> Gangs:
+    """Their processes, which end with `undo`."""
+    config, critic = run.config, None
+    if config.algorithm.needs_critic:
+        critic = TrainGroup(critic_specs(config, plan, gang_id, run_dir, run.host), run.placement)
+        undo.callback(critic.kill)
+    actor = TrainGroup(worker_specs(config, plan, gang_id, run_dir, run.host), run.placement)
+    undo.callback(actor.kill)
+    return Gangs(actor, critic, config.train.timeout_s)
+
+
+def _failure(run: RunScope, gangs: Gangs, error: Exception, rollout_id: int) -> tuple[Mapping[str, str], Failure]:
     """What has failed, and by name the ranks that were found dead or poisoned."""
     code = ExitCode.INTERRUPTED if run.stop.asked else exit_code(error)
     failed = error.workers if isinstance(error, WorkerFailed) else ()
-    ranks = gang.casualties()
-    of_gang = bool(ranks) or any(name in gang.handles for name in failed)
+    ranks = gangs.casualties()
+    of_gang = bool(ranks) or any(name in gangs.handles for name in failed)
     kind = error.kind if isinstance(error, WorkerFailed) else type(error).__name__
     return ranks, Failure(code, of_gang, kind, rollout_id)
 
@@ -88,29 +99,29 @@ def _live(
     run_dir: RunDir,
     plan: ResumePlan,
     gang_id: GangId,
-    gang: TrainGroup,
+    gangs: Gangs,
     steps: Tracker,
     evals: Tracker,
 ) -> LiveRun:
-    """Bring the gang up, and what it trains on."""
+    """Bring the gangs up, and what they train on."""
     config, resumed = run.config, continuity.expected(run.config, plan)
-    run.inspector.follow.remote(gang.handles)  # nothing waits for a page
+    run.inspector.follow.remote(gangs.handles)  # nothing waits for a page
     begins_at = (plan.start_rollout_id, _data_state(plan))
     if run.manager is None:
         saved = SavedRollouts(config, *begins_at, ray.put)
-        gang.init()
+        gangs.init()
         run_dir.gang_started(gang_id, plan)
-        return ReplayRun(config, run_dir, gang, saved, steps, evals, run.stop, resumed)
-    manager = run.manager.beside(gang.lifelines)
+        return ReplayRun(config, run_dir, gangs, saved, steps, evals, run.stop, resumed)
+    manager = run.manager.beside(gangs.lifelines)
     opened = manager.begin(*begins_at)
-    gang.init()
+    gangs.init()
     run_dir.gang_started(gang_id, plan)
     manager.wait_started()
     opened()
     limits = (config.weights.bucket_bytes, config.weights.timeout_s + PATIENCE_S, engine_processes(config))
-    publisher = Publisher(gang, manager, run_dir.journal, *limits)
+    publisher = Publisher(gangs.actor, manager, run_dir.journal, *limits)
     kind = RolloutOnlyRun if config.debug.rollout_only else LiveRun
-    return kind(config, run_dir, gang, manager, publisher, steps, evals, run.stop, resumed)
+    return kind(config, run_dir, gangs, manager, publisher, steps, evals, run.stop, resumed)
 
 
 def _data_state(plan: ResumePlan) -> dict[str, Any] | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from orchestrator.config import Config
 from orchestrator.continuity import Expected, confirm
 from orchestrator.engine_lanes import NoEngineServes
+from orchestrator.gangs import Gangs
 from orchestrator.interrupts import Stop
 from orchestrator.manager_client import ManagerClient, PendingRollout
 from orchestrator.publish import Publisher
@@ -16,7 +18,6 @@ from orchestrator.rollout_files import write_published
 from orchestrator.run_dir import RunDir
 from orchestrator.saving import Saving
 from orchestrator.tracking.base import Tracker
-from orchestrator.train_group import TrainGroup
 from orchestrator.waiting import WorkerFailed
 from state.slots import WeightId
 
@@ -31,21 +32,22 @@ class LiveRun:
         self,
         config: Config,
         run_dir: RunDir,
-        gang: TrainGroup,
+        gangs: Gangs,
         manager: ManagerClient,
         publisher: Publisher,
         steps: Tracker,
         evals: Tracker,
         stop: Stop,
-        resumed: Expected | None,
+        resumed: Mapping[str, Expected],
     ) -> None:
-        """`resumed`: what the gang must be found to hold, where it continues from a checkpoint that says so."""
+        """`resumed`: by role what its gang must be found to hold, where it continues from a checkpoint that says
+        so."""
         self._config, self._run_dir = config, run_dir
-        self._gang, self._manager, self._publisher = gang, manager, publisher
+        self._gangs, self._manager, self._publisher = gangs, manager, publisher
         self._steps, self._evals = steps, evals
         self._stop = stop
         self._resumed = resumed
-        self._saving = Saving(config, run_dir, gang)
+        self._saving = Saving(config, run_dir, gangs)
         self._published: WeightId | None = None
         self._digest = ""
         self._publishes = 0
@@ -80,7 +82,7 @@ class LiveRun:
         self._wake()
         began = time.perf_counter()
         self._metrics |= refs.stats
-        self._metrics |= self._gang.train(refs.shards)
+        self._metrics |= self._gangs.train(refs.shards)
         self._metrics["perf/train_s"] = time.perf_counter() - began
         self._run_dir.journal.append(
             "trained",
@@ -126,19 +128,24 @@ class LiveRun:
         }
 
     def confirm_resume(self) -> None:
-        if self._resumed is None:
+        held: dict[str, str] = {}
+        jumps: list[str] = []
+        for gang in self._gangs.all:
+            if (resumed := self._resumed.get(gang.role)) is None:
+                continue
+            sworn = gang.agree(f"resume-{gang.role}-{self._run_dir.incarnation}", with_kept=True)
+            jumps += confirm(resumed, sworn, gang.probe)
+            held |= {gang.role: sworn.digest} | {f"{one.slot}@{one.version}": one.digest for one in sworn.kept}
+        if not held:
             return
-        held = self._gang.agree(f"resume-{self._run_dir.incarnation}", with_kept=True)
-        found = confirm(self._resumed, held, self._gang.probe)
         self._run_dir.journal.append(
             "continuity",
             incarnation=self._run_dir.incarnation,
-            path=str(self._resumed.directory),
-            same_dtype=self._resumed.digest is not None,
-            held={"actor": held.digest} | {f"{kept.slot}@{kept.version}": kept.digest for kept in held.kept},
-            jumps=list(found),
+            paths=[str(resumed.directory) for resumed in self._resumed.values()],
+            same_dtype=all(resumed.digest is not None for resumed in self._resumed.values()),
+            held=held,
+            jumps=jumps,
         )
-        self._resumed = None
 
     def evaluate(self, rollout_id: int) -> None:
         assert self._published is not None
@@ -157,11 +164,11 @@ class LiveRun:
 
     def _rest(self) -> None:
         """Engines are about to compute: where that is asked for, trainers free what they do not need meanwhile."""
-        if self._config.cluster.offload_train and not self._gang.asleep():
-            self._gang.sleep()
+        if self._config.cluster.offload_train and not self._gangs.asleep():
+            self._gangs.sleep()
 
     def _wake(self) -> None:
-        if self._config.cluster.offload_train and self._gang.asleep():
+        if self._config.cluster.offload_train and self._gangs.asleep():
             began = time.perf_counter()
-            self._gang.wake()
+            self._gangs.wake()
             self._metrics["perf/wake_s"] = time.perf_counter() - began

@@ -24,6 +24,7 @@ def check(config: Config) -> Iterator[Problem]:
     uses = {run_dir / name: use for name, use in _OF_THE_RUN.items()}
     given = {
         "checkpoint.save": checkpoint.save,
+        "critic.save": config.critic.save,
         "checkpoint.save_hf": None if checkpoint.save_hf is None else str(exporting.directory(config, 0)),
         "debug.save_rollouts": config.debug.save_rollouts,
         "weights.directory": config.weights.directory,
@@ -34,14 +35,17 @@ def check(config: Config) -> Iterator[Problem]:
                 yield Problem(
                     option, f"{path} is in {directory}, {use}; give a directory of its own, such as {run_dir / 'NAME'}"
                 )
-    saves = resuming.save_root(config)
+    roots = {"checkpoint.save": resuming.save_root(config), "critic.save": resuming.critic_save_root(config)}
     for option, path in given.items():
-        if path and option != "checkpoint.save" and saves is not None and _is_inside(path, saves):
-            yield Problem(
-                option,
-                f"{path} is in {saves}, where this run saves checkpoints and old ones are deleted; give a directory of "
-                f"its own, such as {run_dir / 'NAME'}",
-            )
+        for whose, saves in roots.items():
+            told = option == "checkpoint.save" and saves == roots[option]  # of the critic's, which is the same
+            if path and not told and option != whose and saves is not None and _is_inside(path, saves):
+                yield Problem(
+                    option,
+                    f"{path} is in {saves}, where this run saves checkpoints and old ones are deleted; give one of its "
+                    f"own, such as {run_dir / 'NAME'}",
+                )
+                break
 
 
 def _is_inside(path: str, directory: Path) -> bool:

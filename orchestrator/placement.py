@@ -11,23 +11,26 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from orchestrator.config import Config
 from orchestrator.waiting import WorkerFailed
+from state.slots import Slot
 
 EXPLAIN_AFTER_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Bundles 0..num_workers-1 are the training ranks', the rest one per engine."""
+    """Bundles are the training ranks', gang after gang of `num_workers` in the order of `roles`, then one per
+    engine."""
 
     group: PlacementGroup
+    roles: tuple[str, ...]
     num_workers: int
     num_engines: int
 
-    def worker_bundle(self, rank: int) -> int:
-        return rank
+    def worker_bundle(self, role: str, rank: int) -> int:
+        return self.roles.index(role) * self.num_workers + rank
 
     def engine_bundle(self, index: int) -> int:
-        return self.num_workers + index
+        return len(self.roles) * self.num_workers + index
 
     def wait(self, config: Config, say: Callable[[str], None]) -> None:
         """Return once everything is reserved; what was on a node that died, on another. While it does not fit, says
@@ -58,7 +61,12 @@ def bundles(config: Config) -> list[dict[str, float]]:
     """What each actor asks for, in the order of the bundles."""
     worker = _bundle(config.train.cpus_per_worker, config.train.gpus_per_worker)
     engine = _bundle(config.rollout.cpus_per_engine, config.rollout.gpus_per_engine)
-    return [worker] * config.train.num_workers + [engine] * _num_engines(config)
+    return [worker] * (config.train.num_workers * len(roles(config))) + [engine] * _num_engines(config)
+
+
+def roles(config: Config) -> tuple[Slot, ...]:
+    """Of the gangs that train."""
+    return (Slot.ACTOR, Slot.CRITIC) if config.algorithm.needs_critic else (Slot.ACTOR,)
 
 
 def _num_engines(config: Config) -> int:
@@ -72,7 +80,7 @@ def _bundle(cpus: float, gpus: float) -> dict[str, float]:
 def place(config: Config) -> Placement:
     """Ask for everything a run needs, all or nothing."""
     group = placement_group(bundles(config), strategy="PACK")
-    return Placement(group, config.train.num_workers, _num_engines(config))
+    return Placement(group, roles(config), config.train.num_workers, _num_engines(config))
 
 
 def explain(asked: list[dict[str, float]], existing: dict[str, float], free: dict[str, float]) -> str:

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator import changing_slots, data_state
+from orchestrator import changing_slots, critic_plan, data_state
 from orchestrator.config import Config
 from orchestrator.fingerprints import differing, fingerprints
 from state import checkpoints
@@ -35,11 +35,18 @@ def load_root(config: Config) -> Path | None:
 
 
 def plan(config: Config) -> ResumePlan:
-    """What the actor starts from, and why. Raises `ResumeError`.
+    """What the run starts from, and why. Raises `ResumeError`.
 
     `checkpoint.load`, where it is another directory than the run saves to, is where the run begins: once it has saved,
     the same command continues from that, as a run and not as weights. Whoever names a `checkpoint.ckpt_step` means it.
     """
+    made = _plan_actor(config, config.checkpoint.ckpt_step)
+    if not config.algorithm.needs_critic:
+        return made
+    return critic_plan.with_critic(config, made, save_root(config), lambda step: _plan_actor(config, step))
+
+
+def _plan_actor(config: Config, ckpt_step: int | None) -> ResumePlan:
     root, saved, checkpoint = load_root(config), save_root(config), config.checkpoint
     inventory = None
     if saved is not None and saved != root and checkpoint.ckpt_step is None:
@@ -50,7 +57,7 @@ def plan(config: Config) -> ResumePlan:
     request = ResumeRequest(
         load=inventory.path if inventory is not None else None,
         base=_base(config),
-        ckpt_step=checkpoint.ckpt_step,
+        ckpt_step=ckpt_step,
         mode=config.model.megatron_to_hf_mode,
         resume=checkpoint.resume,
         weights_only=checkpoint.weights_only and not begun,
@@ -97,12 +104,19 @@ def continues_itself(config: Config) -> bool:
     )
 
 
+def critic_save_root(config: Config) -> Path | None:
+    """Absolute directory that the critic's checkpoints are saved to; None when there is none."""
+    return critic_plan.save_root(config, save_root(config))
+
+
 def protected(config: Config) -> tuple[int, ...]:
     """Iterations that retention must leave, since the same command will ask for them by number again."""
     steps = []
     for frozen in (config.ref, config.teacher):
         if is_saved_over(config, frozen.load):
             steps.append(frozen.ckpt_step)
+    if config.critic.load is not None and Path(config.critic.load).absolute() == critic_save_root(config):
+        steps.append(config.critic.ckpt_step)
     if is_saved_over(config, str(load_root(config))):
         steps.append(config.checkpoint.ckpt_step)
     return tuple(step for step in steps if step is not None)
@@ -130,7 +144,10 @@ def _base(config: Config) -> LoadSpec | NoBase:
 
 def _slot_load(config: Config, section: str, load: str, ckpt_step: int | None) -> LoadSpec:
     root = Path(load).absolute()
-    return plan_slot_load(str(root), ckpt_step, checkpoints.inspect(root), config.model.megatron_to_hf_mode, section)
+    mode = config.model.megatron_to_hf_mode
+    planned = plan_slot_load(str(root), ckpt_step, checkpoints.inspect(root), mode, section)
+    critic_plan.require_actor(planned, f"{section}.load")
+    return planned
 
 
 def _of_the_same(config: Config, made: ResumePlan, inventory: Inventory | None) -> ResumePlan:
@@ -138,6 +155,7 @@ def _of_the_same(config: Config, made: ResumePlan, inventory: Inventory | None) 
     makes a warning of that; prompts then begin with the first, since the cursor counts others."""
     if inventory is None or made.source != "native" or made.iteration not in inventory.ours:
         return made
+    critic_plan.require_actor(made.load, "checkpoint.load")
     directory = checkpoints.iteration_dir(inventory.path, made.iteration)
     marker = checkpoints.read_marker(directory)
     allowed = config.checkpoint.allow_mismatch

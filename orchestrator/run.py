@@ -19,7 +19,7 @@ def train(config: Config, plan: ResumePlan) -> None:
     """Run `config` from where `plan` says, until its last rollout. Raises what ended it early."""
     console = Console(highlight=False)
     run_dir = RunDir.open(config, plan)
-    ranks = f"{config.train.num_workers} training ranks"
+    ranks = f"{config.train.num_workers} training ranks" + (" of each role" if config.algorithm.needs_critic else "")
     engines = f"{config.rollout.num_engines} engines" if config.debug.load_rollouts is None else "no engines"
     console.print(f"run {config.run.name} in {run_dir.path}: starting {ranks}, {engines}", soft_wrap=True)
     with ExitStack() as undo:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -80,13 +81,19 @@ class RunDir:
 
     def gang_started(self, gang: GangId, plan: ResumePlan) -> None:
         """Every rank has filled its slots and verified its primary."""
+        self._gang_started(Slot.ACTOR, gang, plan.to_json())
+        if plan.critic is not None:
+            beginning = {"source": plan.source, "start_rollout_id": plan.start_rollout_id}
+            self._gang_started(Slot.CRITIC, gang, beginning | plan.critic.to_json())
+
+    def _gang_started(self, role: Slot, gang: GangId, resume: Mapping[str, Any]) -> None:
         self.journal.append(
             "gang_started",
-            role=Slot.ACTOR,
+            role=role,
             incarnation=gang.incarnation,
             world_size=gang.world_size,
             config_hash=gang.config_hash,
-            resume=plan.to_json(),
+            resume=dict(resume),
         )
 
     @contextmanager

@@ -3,19 +3,24 @@
 at once            agree -> every rank writes -> marker, tracker, retention -> journal `save`
 in the background  agree -> every rank copies -> journal `save_begun`; then, on a thread beside training:
                    every rank has written its copy -> marker, tracker, retention -> journal `save`
+
+With a critic both gangs have written before either is committed, the critic first: the run continues from what the
+actor's tracker names, and the critic has that, whenever it is killed. Retention comes after both.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator import exporting, resuming
 from orchestrator.config import Config
 from orchestrator.fingerprints import fingerprints
+from orchestrator.gangs import Gangs
 from orchestrator.run_dir import RunDir
 from orchestrator.train_group import TrainGroup
 from orchestrator.waiting import WorkerFailed
@@ -23,44 +28,67 @@ from state import checkpoints
 from state.gang import Quorum
 
 
-class Saving:
-    """What a run writes of its actor. At most one save is in the background at a time."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one gang saves."""
 
-    def __init__(self, config: Config, run_dir: RunDir, gang: TrainGroup) -> None:
-        self._config, self._run_dir, self._gang = config, run_dir, gang
+    gang: TrainGroup
+    root: Path
+    directory: Path
+    quorum: Quorum
+
+
+class Saving:
+    """What a run writes of its gangs. At most one save is in the background at a time."""
+
+    def __init__(self, config: Config, run_dir: RunDir, gangs: Gangs) -> None:
+        self._config, self._run_dir, self._gangs = config, run_dir, gangs
         self._fingerprints = fingerprints(config) if config.checkpoint.save_interval is not None else {}
         self._under_way: InBackground | None = None
 
     def save(self, rollout_id: int, data: Mapping[str, Any]) -> dict[str, float]:
-        """Save the actor after `rollout_id`, and `data`, the trained cursor. Returns what was measured.
+        """Save every gang after `rollout_id`, and `data`, the trained cursor. Returns what was measured.
 
         In the background, it is to continue from only once `finish` has returned, or the next save.
         """
         measured = self.finish()
         began = time.perf_counter()
         background = self._config.checkpoint.async_save
-        root = resuming.save_root(self._config)
-        assert root is not None
-        probe = self._gang.probe()
-        quorum = self._gang.agree(f"save-{self._run_dir.incarnation}-{rollout_id}", with_kept=True)
-        directory = checkpoints.begin(root, rollout_id)
-        checkpoints.write_data(directory, data)
-        checkpoints.write_probe(directory, probe)
-        self._gang.save(quorum, str(directory), background=background)
-
-        def commit() -> None:
-            if background:
-                self._gang.finish_save(quorum.publish_id)
-            marker, keep = self._full_marker(quorum, rollout_id), self._config.checkpoint.keep
-            checkpoints.commit(root, rollout_id, marker, keep, resuming.protected(self._config))
-            self._record("save", quorum, rollout_id, directory)
-
+        parts = [self._write(gang, rollout_id, data, background=background) for gang in self._gangs.all]
         if background:
-            self._record("save_begun", quorum, rollout_id, directory)
-            self._under_way = InBackground(quorum.publish_id, commit)
+            for part in parts:
+                self._record("save_begun", part.quorum, rollout_id, part.directory)
+            publish_id = parts[-1].quorum.publish_id
+            self._under_way = InBackground(publish_id, lambda: self._commit(parts, rollout_id, background=True))
         else:
-            commit()
+            self._commit(parts, rollout_id, background=False)
         return measured | {"perf/save_s": time.perf_counter() - began}
+
+    def _write(self, gang: TrainGroup, rollout_id: int, data: Mapping[str, Any], *, background: bool) -> _Part:
+        """Agree on what a gang holds, and have its ranks write it, or begin to."""
+        of_actor = gang is self._gangs.actor
+        root = resuming.save_root(self._config) if of_actor else resuming.critic_save_root(self._config)
+        assert root is not None
+        probe = gang.probe()
+        name = "save" if of_actor else f"save-{gang.role}"
+        quorum = gang.agree(f"{name}-{self._run_dir.incarnation}-{rollout_id}", with_kept=True)
+        directory = checkpoints.begin(root, rollout_id)
+        if of_actor:
+            checkpoints.write_data(directory, data)
+        checkpoints.write_probe(directory, probe)
+        gang.save(quorum, str(directory), background=background)
+        return _Part(gang, root, directory, quorum)
+
+    def _commit(self, parts: Sequence[_Part], rollout_id: int, *, background: bool) -> None:
+        if background:
+            for part in parts:
+                part.gang.finish_save(part.quorum.publish_id)
+        for part in parts:
+            checkpoints.commit(part.root, rollout_id, self._full_marker(part.quorum, rollout_id), keep=None)
+            self._record("save", part.quorum, rollout_id, part.directory)
+        keep, protect = self._config.checkpoint.keep, resuming.protected(self._config)
+        for part in parts:
+            checkpoints.retain(part.root, keep, protect)
 
     def check(self) -> dict[str, float]:
         """What was measured of a save in the background that has ended. Raises what it failed of; never waits."""
@@ -81,9 +109,9 @@ class Saving:
         """Write the actor after `rollout_id` as a Hugging Face directory. Returns what was measured."""
         began = time.perf_counter()
         target = exporting.directory(self._config, rollout_id)
-        quorum = self._gang.agree(f"export-{self._run_dir.incarnation}-{rollout_id}")
+        quorum = self._gangs.actor.agree(f"export-{self._run_dir.incarnation}-{rollout_id}")
         partial = checkpoints.begin_export(target)
-        self._gang.export(quorum, str(partial))
+        self._gangs.actor.export(quorum, str(partial))
         checkpoints.commit_export(partial, target, self._marker(quorum, rollout_id))
         self._record("save", quorum, rollout_id, target)
         return {"perf/export_s": time.perf_counter() - began}
@@ -92,6 +120,7 @@ class Saving:
         """What was written, in the words of those who swore to it."""
         return {
             "run": self._config.run.name,
+            "role": quorum.role,
             "iteration": rollout_id,
             "incarnation": quorum.weights.incarnation,
             "version": quorum.weights.version,
@@ -115,6 +144,7 @@ class Saving:
     def _record(self, kind: str, quorum: Quorum, rollout_id: int, path: Path) -> None:
         self._run_dir.journal.append(
             kind,
+            role=quorum.role,
             publish_id=quorum.publish_id,
             iteration=rollout_id,
             incarnation=quorum.weights.incarnation,

@@ -79,6 +79,8 @@ def thrown_away(config: Config) -> Iterator[Problem]:
         ("checkpoint.load", config.checkpoint.load),
         ("ref.load", config.ref.load),
         ("teacher.load", config.teacher.load),
+        ("critic.load", config.critic.load),
+        ("critic.save", config.critic.save),
     )
     for key, path in given:
         if path is not None and not Path(path).is_absolute():

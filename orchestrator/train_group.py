@@ -60,11 +60,15 @@ class TrainGroup:
         """By name, a call to each rank that ends with its process alone."""
         return {f"{self._role}/{rank}": line for rank, line in enumerate(self._lifelines)}
 
-    def init(self) -> tuple[SlotView, ...]:
-        """Fill every slot on every rank; returns with the primary live and verified everywhere."""
+    @property
+    def role(self) -> str:
+        return self._role
+
+    def begin_init(self) -> dict[str, Any]:
+        """Fill every slot on every rank; the calls by name, which end with the primary live and verified."""
         timeout = self._train.timeout_s
         meeting = wait_for(self._workers[0].open_meeting.remote(), f"{self._role}/0", "start", timeout)
-        return tuple(self._all("initialise", lambda worker: worker.init.remote(meeting)))
+        return {name: worker.init.remote(meeting) for name, worker in self.handles.items()}
 
     def agree(self, publish_id: str, *, with_kept: bool = False) -> Quorum:
         """Every rank attests; raises GangDisagreement unless they are unanimous and clean.
@@ -74,14 +78,45 @@ class TrainGroup:
         attestations: list[Attestation] = self._all("attest", lambda worker: worker.attest.remote(with_kept))
         return agree(attestations, publish_id)
 
-    def train(self, shards: Sequence[ray.ObjectRef]) -> dict[str, float]:
-        """One rollout; `shards` has one reference per data-parallel rank. Returns the gang's metrics."""
-        calls = {
-            name: worker.train.options(name=self._train_name).remote(shards[data_parallel_rank(rank, self._train)])
+    def begin_train(
+        self, shards: Sequence[ray.ObjectRef], given: Sequence[ray.ObjectRef] | None = None
+    ) -> dict[str, Any]:
+        """One rollout; `shards` has one reference per data-parallel rank, `given` one per rank: what another gang made
+        for it. The calls by name; one of them answers with the gang's metrics."""
+        return {
+            name: worker.train.options(name=self._train_name).remote(
+                self._share(shards, rank), None if given is None else given[rank]
+            )
             for rank, (name, worker) in enumerate(self.handles.items())
         }
-        reports = gather(calls, "train", self._train.timeout_s)
-        return next(report for report in reports.values() if report is not None)
+
+    def values(self, shards: Sequence[ray.ObjectRef]) -> list[ray.ObjectRef]:
+        """Of a critic: a reference for each rank to the values of its samples."""
+        done = [
+            worker.values.options(num_returns=2).remote(self._share(shards, rank))
+            for rank, worker in enumerate(self._workers)
+        ]
+        self._wait_for_first("find values", done)
+        return [values for _, values in done]
+
+    def experience(
+        self, shards: Sequence[ray.ObjectRef], values: Sequence[ray.ObjectRef]
+    ) -> tuple[list[ray.ObjectRef], list[ray.ObjectRef]]:
+        """Of an actor: a reference for each rank to what it trains on, and to what the same rank of the critic does,
+        whose `values` these are."""
+        done = [
+            worker.experience.options(num_returns=3).remote(self._share(shards, rank), values[rank])
+            for rank, worker in enumerate(self._workers)
+        ]
+        self._wait_for_first("find advantages", done)
+        return [experience for _, experience, _ in done], [targets for _, _, targets in done]
+
+    def _share(self, shards: Sequence[ray.ObjectRef], rank: int) -> ray.ObjectRef:
+        return shards[data_parallel_rank(rank, self._train)]
+
+    def _wait_for_first(self, what: str, calls: Sequence[Sequence[ray.ObjectRef]]) -> None:
+        """Of what each rank returns, the first says that the rest is there; the driver fetches no more than that."""
+        gather({name: calls[rank][0] for rank, name in enumerate(self.handles)}, what, self._train.timeout_s)
 
     def probe(self) -> Probe:
         """What the gang computes on the fixed batch."""
@@ -196,7 +231,7 @@ def _named(what: str, quorum: Quorum) -> str:
 
 def _create(spec: WorkerSpec, placement: Placement) -> Any:
     """Once the rank of that name that was killed is forgotten."""
-    bundle = placement.worker_bundle(spec.worker.rank)
+    bundle = placement.worker_bundle(spec.worker.role, spec.worker.rank)
     actor = MegatronWorker.options(  # type: ignore[attr-defined]
         name=str(spec.worker),
         namespace=spec.worker.run,

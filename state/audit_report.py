@@ -10,9 +10,9 @@ from typing import Any
 
 from state.findings import Entry, Event, Finding
 from state.rank_history import RankHistory
-from state.replay_driver import DriverHistory, Start, weights
+from state.replay_driver import DriverHistory, Start, role_of, weights
 from state.replay_engines import EngineHistory
-from state.slots import short_digest
+from state.slots import Slot, short_digest
 
 _MOMENT = ("seq", "incarnation", "transition", "at", "trigger", "before", "after", "slot", "version", "digest")
 _PASSING = ("loading", "switching")
@@ -85,7 +85,7 @@ class AuditReport:
         proofs = sum(len(history.proofs) for history in self.engines.values())
         yield f"{proofs} times an engine hashed what it held: what was published, wherever it served"
         yield f"{sum(len(s.trained) for s in starts)} rollouts trained: committed by every rank, under one version"
-        yield f"{sum(s.resume is not None for s in starts)} starts: from where their plan says, with what was saved"
+        yield f"{sum(bool(s.gangs) for s in starts)} starts: from where their plan says, with what was saved"
 
 
 def _rank_line(history: RankHistory) -> str:
@@ -116,7 +116,9 @@ def _moment(entry: Entry) -> dict[str, Any]:
 
 def _story(start: Start) -> list[str]:
     """What the driver did in one incarnation, in its order."""
-    size = "did not start" if start.world_size is None else f"of {start.world_size} started"
+    sizes = {role: gang.world_size for role, gang in start.gangs.items()}
+    size = "did not start" if not sizes else f"of {sizes.pop(Slot.ACTOR, 0)} started"
+    size += "".join(f", and {role}'s of {ranks}" for role, ranks in sizes.items())
     happened = [*start.publishes.values(), *start.saves.values(), *start.trained.values()]
     lines = [f"incarnation {start.incarnation}: gang {size}"]
     for entry in sorted(happened, key=lambda e: int(e["seq"])):
@@ -125,7 +127,7 @@ def _story(start: Start) -> list[str]:
                 lines.append(f"trained rollout {entry['rollout_id']}: version {entry['version']}")
             case "save":
                 how = " in the background" if entry["publish_id"] in start.begun else ""
-                what = f"actor@{weights(entry)} {short_digest(entry['digest'])}"
+                what = f"{role_of(entry)}@{weights(entry)} {short_digest(entry['digest'])}"
                 lines.append(f"saved {what} as iteration {entry['iteration']}{how}")
             case _ if "digest" in entry:
                 to = ", ".join(f"{engine} {verdict}" for engine, verdict in entry["engines"].items())

@@ -60,7 +60,9 @@ class Marker(Stored):
     """What a marker says of the weights beside it. Whoever relies on a field must ask whether it is there: markers of
     converted weights have no more than `digest` and `dtype`."""
 
+    role: str | None = None
     iteration: Count | None = None
+    incarnation: Count | None = None
     digest: str | None = None
     dtype: str | None = None
     slots: list[MarkedSlot] | None = None
@@ -194,6 +196,11 @@ def commit(
     """
     _commit(iteration_dir(root, iteration), {**marker, "iteration": iteration})
     _write_atomically(Path(root) / TRACKER, f"{iteration}\n".encode())
+    retain(root, keep, protect)
+
+
+def retain(root: str | os.PathLike[str], keep: int | None, protect: Collection[int] = ()) -> None:
+    """Remove what `surplus` says, and nothing where `keep` is None."""
     if keep is not None:
         for doomed in surplus(inspect(root), keep, protect):
             _discard(iteration_dir(root, doomed))

@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from state.slots import Slot
+
 Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a gang computes on the fixed batch.
+    """What a gang computes on the fixed batch. Of a critic `logprobs` are its values, which serve the same end.
 
     `logprobs` and `ref_logprobs` (None: no reference is held) of the same tokens in the same order. `grad_norm`: of
     their mean log-prob under the actor, over all ranks. `optimizer_steps`: those that Adam has counted; `moments`: norm
@@ -65,13 +67,14 @@ LIMITS: Mapping[Dtype, Limits] = {
 }
 
 
-def breaks(before: Probe, after: Probe, *, with_optimizer: bool) -> tuple[str, ...]:
+def breaks(before: Probe, after: Probe, *, with_optimizer: bool, role: str = Slot.ACTOR) -> tuple[str, ...]:
     """In words, everything that jumped between a save and what was loaded from it; empty: the run continues."""
+    what, unit = ("values", "") if role == Slot.CRITIC else ("log-probs", " nats")
     limits = LIMITS["float32" if before.dtype == after.dtype == "float32" else "bfloat16"]
     found = []
     if (gap := _gap(before.logprobs, after.logprobs)) > limits.logprobs:
         found.append(
-            f"log-probs of the actor are off by {gap:.3g} nats on average (at most {limits.logprobs:g} is rounding): "
+            f"{what} of the {role} are off by {gap:.3g}{unit} on average (at most {limits.logprobs:g} is rounding): "
             "these are not the weights that were saved"
         )
     found += _reference(before, after, limits)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from state import lifecycle
 from state.findings import Entry, Notes
 from state.rank_history import Outlet, RankHistory, RankLife
-from state.replay_driver import PUBLISHED, DriverHistory, Start, weights
+from state.replay_driver import PUBLISHED, DriverHistory, Start, role_of, weights
 from state.replay_engines import EngineHistory
 from state.slots import Slot
 
@@ -25,26 +25,32 @@ def cross_check(
             what = f"{history.name} was in incarnation {incarnation}, which the driver does not know"
             notes.wrong(history.journal, None, "I7", what)
     for start in driver.starts.values():
-        _Gang(driver, start, [h for h in ranks if h.role == start.role], notes).check()
+        for role in start.gangs.keys() | {Slot.ACTOR} | {h.role for h in ranks if start.incarnation in h.lives}:
+            _Gang(driver, start, role, [h for h in ranks if h.role == role], notes).check()
     _check_engines(driver, engines, notes)
 
 
 class _Gang:
-    """One incarnation: its driver's entries against its ranks'."""
+    """One role in one incarnation: its driver's entries against its ranks'."""
 
-    def __init__(self, driver: DriverHistory, start: Start, ranks: Sequence[RankHistory], notes: Notes) -> None:
-        self._driver, self._start, self._notes = driver, start, notes
+    def __init__(
+        self, driver: DriverHistory, start: Start, role: str, ranks: Sequence[RankHistory], notes: Notes
+    ) -> None:
+        self._driver, self._start, self._role, self._notes = driver, start, role, notes
+        self._saves = {i: e for i, e in start.saves.items() if role_of(e) == role}
+        self._begun = {i: e for i, e in start.begun.items() if role_of(e) == role}
+        self._publishes = start.publishes if role == Slot.ACTOR else {}
         self._lives = {h.rank: (h, h.lives[start.incarnation]) for h in ranks if start.incarnation in h.lives}
 
     def check(self) -> None:
-        if self._start.world_size is not None:
-            self._check_size(self._start.world_size)
-        for publish in self._start.publishes.values():
+        if self._role in self._start.gangs:
+            self._check_size(self._start.gangs[self._role].world_size)
+        for publish in self._publishes.values():
             if "digest" in publish:
                 self._check_outlet(publish, "publish", publish["outcome"] in PUBLISHED)
-        for save in (self._start.begun | self._start.saves).values():
+        for save in (self._begun | self._saves).values():
             self._check_outlet(save, "save", True)
-        for publish_id in self._start.begun.keys() & self._start.saves.keys():
+        for publish_id in self._begun.keys() & self._saves.keys():
             self._check_written(publish_id)
         for rollout_id, trained in self._start.trained.items():
             self._check_trained(rollout_id, trained)
@@ -53,7 +59,7 @@ class _Gang:
 
     def _check_size(self, world_size: int) -> None:
         if missing := [rank for rank in range(world_size) if rank not in self._lives]:
-            names = ", ".join(f"{self._start.role}/{rank}" for rank in missing[:_NAMED])
+            names = ", ".join(f"{self._role}/{rank}" for rank in missing[:_NAMED])
             more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
             have = f"{names}{more} {'has' if len(missing) == 1 else 'have'} no journal"
             what = f"{have} of incarnation {self._start.incarnation}, a gang of {world_size}"
@@ -124,7 +130,7 @@ class _Gang:
         for rank, (number, summary) in enumerate(zip(replicas, summaries, strict=False)):
             other = first.setdefault(number, rank)
             if summaries[other] != summary:
-                role = self._start.role
+                role = self._role
                 held = f"{summary}, its replica {role}/{other} {summaries[other]}"
                 self._notes.wrong(
                     self._driver.journal, None, "I2", f"{publish_id} was agreed on although {role}/{rank} held {held}"
@@ -182,8 +188,8 @@ class _Gang:
             self._unless(self._start.cut_short, history, life.last["seq"], "I12", what)
 
     def _knows(self, publish_id: str) -> bool:
-        publish = self._start.publishes.get(publish_id)
-        saves = self._start.saves.keys() | self._start.begun.keys()
+        publish = self._publishes.get(publish_id)
+        saves = self._saves.keys() | self._begun.keys()
         return publish_id in saves or (publish is not None and "digest" in publish)
 
     @staticmethod

@@ -25,21 +25,27 @@ class Resume:
     with_optimizer: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """The ranks of one role in one incarnation."""
+
+    world_size: int
+    resume: Resume
+
+
 @dataclass(slots=True)
 class Start:
     """One incarnation as the driver saw it. `ended` is `done`, `failed`, or None: the driver was killed.
 
-    `asked_start` is the user's `loop.start_rollout_id`. `held` is by slot what the gang swore to after a resume that it
-    found nothing wrong with; None where it did, or where nobody looked. `begun`: saves that went on in the background,
-    by id; those among `saves` were completed.
+    `gangs` by role. `asked_start` is the user's `loop.start_rollout_id`. `held` is by slot what the gangs swore to
+    after a resume that nothing was found wrong with; None where it was, or where nobody looked. `begun`: saves that
+    went on in the background, by id; those among `saves` were completed.
     """
 
     incarnation: int
-    world_size: int | None = None
-    role: str = "actor"
+    gangs: dict[str, Gang] = field(default_factory=dict)
     ended: str | None = None
     asked_start: int | None = None
-    resume: Resume | None = None
     held: Mapping[str, str] | None = None
     publishes: dict[str, Entry] = field(default_factory=dict)
     saves: dict[str, Entry] = field(default_factory=dict)
@@ -70,6 +76,11 @@ class DriverHistory:
 
 def weights(entry: Entry) -> WeightId:
     return WeightId(entry["incarnation"], entry["version"])
+
+
+def role_of(entry: Entry) -> str:
+    """Whose gang an entry of the driver is about."""
+    return str(entry.get("role", Slot.ACTOR))
 
 
 def replay_driver(file: JournalFile, notes: Notes) -> DriverHistory:
@@ -103,7 +114,7 @@ class _Replay:
         self._history, self._notes = history, notes
         self._start: Start | None = None
         self._ids: set[str] = set()
-        self._digests: dict[WeightId, str] = {}
+        self._digests: dict[tuple[str, WeightId], str] = {}
         self._newest: WeightId | None = None
         self._seq = 0
 
@@ -122,12 +133,7 @@ class _Replay:
             case "gang_started":
                 if self._start is None or self._start.incarnation != entry["incarnation"]:
                     self._begin(entry["incarnation"])
-                start = self._under_way()
-                start.world_size, start.role, start.resume = (
-                    entry["world_size"],
-                    entry["role"],
-                    _resume(entry["resume"]),
-                )
+                self._under_way().gangs[entry["role"]] = Gang(entry["world_size"], _resume(entry["resume"]))
             case "continuity":
                 if entry["same_dtype"] and not entry["jumps"]:
                     self._under_way().held = entry["held"]
@@ -201,7 +207,7 @@ class _Replay:
 
     def _save_begun(self, entry: Entry) -> None:
         start = self._under_way()
-        for other in start.unfinished:
+        for other in (one for one in start.unfinished if role_of(start.begun[one]) == role_of(entry)):
             self._wrong("I11", f"{entry['publish_id']} was begun while {other} was not complete")
         self._must_be_new(entry["publish_id"])
         start.begun[entry["publish_id"]] = entry
@@ -237,11 +243,13 @@ class _Replay:
         publish_id = entry["publish_id"]
         if entry["incarnation"] != start.incarnation:
             self._wrong("I7", f"{publish_id} is of incarnation {entry['incarnation']} during {start.incarnation}")
-        if start.world_size is None:
+        role = role_of(entry)
+        gang = start.gangs.get(role)
+        if gang is None:
             self._wrong("I1", f"{publish_id} came before the gang had started")
-        elif not ranks == len(entry["transitions"]) == start.world_size:
-            self._wrong("I2", f"{publish_id} was agreed by {ranks} ranks of a gang of {start.world_size}")
-        known = self._digests.setdefault(weights(entry), entry["digest"])
+        elif not ranks == len(entry["transitions"]) == gang.world_size:
+            self._wrong("I2", f"{publish_id} was agreed by {ranks} ranks of a gang of {gang.world_size}")
+        known = self._digests.setdefault((role, weights(entry)), entry["digest"])
         if known != entry["digest"]:
             self._wrong(
                 "I2", f"{publish_id} names {weights(entry)} with digest {entry['digest']}; before it was {known}"

@@ -47,6 +47,27 @@ class LoadSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class CriticLoad:
+    """What the critic is filled from. `fresh_head`: from a policy, which has no value head."""
+
+    load: LoadSpec
+    load_optimizer: bool
+    fresh_head: bool
+
+    def __str__(self) -> str:
+        with_what = ", with a fresh value head" if self.fresh_head else ""
+        return f"{self.load}{with_what}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "path": self.load.path,
+            "iteration": self.load.iteration,
+            "load_optimizer": self.load_optimizer,
+            "fresh_head": self.fresh_head,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class NoBase:
     """There is nothing that a fresh actor could start from."""
 
@@ -82,6 +103,8 @@ class ResumePlan:
     load_data: bool
     reason: str
     warnings: tuple[str, ...] = ()
+    critic: CriticLoad | None = None
+    """What the critic is filled from, which continues where the actor does; None where there is none."""
 
     @property
     def path(self) -> str | None:
@@ -92,7 +115,8 @@ class ResumePlan:
         return self.load.iteration
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        critic = {} if self.critic is None else {"critic": self.critic.to_json()}
+        return critic | {
             "source": self.source,
             "path": self.path,
             "iteration": self.iteration,

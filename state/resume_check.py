@@ -16,11 +16,9 @@ def resume_check(driver: DriverHistory, ranks: Sequence[RankHistory], notes: Not
     """Note everything that a start did not take up where it had to."""
     earlier: list[Start] = []
     for start in driver.starts.values():
-        if start.resume is not None:
-            lives = [
-                (h, h.lives[start.incarnation]) for h in ranks if h.role == start.role and start.incarnation in h.lives
-            ]
-            _Resumed(driver, start, start.resume, lives, notes).check(_save_of(start.resume, earlier))
+        for role, gang in start.gangs.items():
+            lives = [(h, h.lives[start.incarnation]) for h in ranks if h.role == role and start.incarnation in h.lives]
+            _Resumed(driver, start, role, gang.resume, lives, notes).check(_save_of(gang.resume, earlier))
         earlier.append(start)
 
 
@@ -43,11 +41,13 @@ class _Resumed:
         self,
         driver: DriverHistory,
         start: Start,
+        role: str,
         resume: Resume,
         lives: Sequence[tuple[RankHistory, RankLife]],
         notes: Notes,
     ) -> None:
-        self._driver, self._start, self._resume, self._lives, self._notes = driver, start, resume, lives, notes
+        self._driver, self._start, self._role, self._resume = driver, start, role, resume
+        self._lives, self._notes = lives, notes
 
     def check(self, saved: Entry | None) -> None:
         self._check_beginning()
@@ -86,7 +86,7 @@ class _Resumed:
 
     def _check_bytes(self, saved: Entry) -> None:
         """What the gang swore to before it began, against what was sworn to when it was saved."""
-        digests = {"actor": saved["digest"]} | {f"{s['slot']}@{s['version']}": s["digest"] for s in saved["slots"]}
+        digests = {self._role: saved["digest"]} | {f"{s['slot']}@{s['version']}": s["digest"] for s in saved["slots"]}
         for name, digest in (self._start.held or {}).items():
             if name in digests and digests[name] != digest:
                 self._wrong(f"holds {name} with digest {digest}; {saved['publish_id']} saved {digests[name]}")

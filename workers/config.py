@@ -67,9 +67,16 @@ class TrainConfig(Frozen):
 class AlgorithmConfig(Frozen):
     """What is optimised."""
 
-    advantage_estimator: Literal["grpo", "on_policy_distillation"] = "grpo"
-    """`grpo`: reward minus the mean of its group (DeepSeekMath, arXiv 2402.03300). `on_policy_distillation`: nothing of
-    the reward, so that the teacher alone teaches; needs `use_opd`."""
+    advantage_estimator: Literal["grpo", "ppo", "on_policy_distillation"] = "grpo"
+    """`grpo`: reward minus the mean of its group (DeepSeekMath, arXiv 2402.03300). `ppo`: generalised advantages per
+    token (Schulman et al., arXiv 1506.02438) from the values of a critic, which is a gang of its own (section
+    `critic`). `on_policy_distillation`: nothing of the reward, so that the teacher alone teaches; needs `use_opd`."""
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    """Of `ppo`: discount per token."""
+    gae_lambda: float = Field(default=1.0, ge=0, le=1)
+    """Of `ppo`: 1 takes what was really paid, 0 the critic's word for what comes after the next token."""
+    normalize_advantages: bool = False
+    """Of `ppo`: whiten advantages over all loss tokens of a rollout, on all ranks."""
     normalize_by_std: bool = True
     """Divide advantages by the standard deviation of their group."""
     old_logprobs: Literal["recompute", "engine", "old_actor"] | None = None
@@ -100,8 +107,42 @@ class AlgorithmConfig(Frozen):
     """Mean over all loss tokens of a step; mean over sequences of their token means; sum over a constant."""
 
     @property
+    def needs_critic(self) -> bool:
+        return self.advantage_estimator == "ppo"
+
+    @property
     def needs_ref(self) -> bool:
         return (self.use_kl_loss and self.kl_loss_coef > 0) or self.kl_coef > 0
+
+
+class CriticConfig(Frozen):
+    """The critic of `algorithm.advantage_estimator: ppo`: a gang of as many ranks as the actor's, in the same layout.
+
+    Nothing here is taken from `train`, nor the reverse; what `train` says of layout, micro-batches, resources and
+    Megatron's own options holds for both.
+    """
+
+    load: str | None = None
+    """What the critic begins with: a checkpoint of a critic, or weights of a policy (converted, or a Hugging Face
+    directory), which get a fresh value head. Unset: what the actor begins with, with a fresh value head."""
+    ckpt_step: int | None = Field(default=None, ge=0)
+    """Iteration of `critic.load`; never applies to any other slot. Unset: what its tracker names."""
+    save: str | None = None
+    """Directory for the critic's checkpoints, saved whenever the actor is. Unset: that of the actor's with `-critic`
+    at its end."""
+    lr: float = Field(default=1e-5, gt=0)
+    min_lr: float = Field(default=0.0, ge=0)
+    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
+    lr_warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    adam_beta2: float = Field(default=0.95, ge=0, lt=1)
+    adam_eps: float = Field(default=1e-8, gt=0)
+    clip_grad: float = Field(default=1.0, ge=0)
+    """Global gradient norm to clip to; 0 switches clipping off."""
+    value_clip: float | None = Field(default=None, gt=0)
+    """How far a value may move from that of the rollout before it stops counting, as in the code of PPO's authors.
+    Unset: as far as it likes."""
 
 
 class SamplingConfig(Frozen):

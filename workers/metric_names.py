@@ -73,7 +73,7 @@ def updates(run: str, entry: Mapping[str, Any]) -> tuple[Update, ...]:
             if entry["outcome"] != "committed":
                 return (counted,)
             return counted, Update("slotwise_published_version", {"run": run}, entry["version"])
-        case "save":
+        case "save" if entry.get("role", "actor") == "actor":
             return (Update("slotwise_saves_total", {"run": run}, 1),)
         case "trained":
             return (Update("slotwise_last_step_timestamp_seconds", {"run": run}, entry["at"]),)

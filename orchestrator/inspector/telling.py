@@ -56,7 +56,7 @@ def summary(history: History, now: float) -> dict[str, Any]:
         "serving": serving(view["engines"], newest),
         "published": None if newest is None else {key: newest.get(key) for key in _PUBLISHED},
         "outcomes": dict(outcomes),
-        "saves": len(history.saves),
+        "saves": sum(save.get("role", "actor") == "actor" for save in history.saves),
         "problems": {"total": len(history.problems), "newest": history.problems[: -NEWEST_PROBLEMS - 1 : -1]},
         "damaged": history.damaged,
     }
@@ -149,7 +149,7 @@ def chosen(history: History, ranks: str) -> list[int]:
 def _holds(row: Row) -> str:
     if row.get("slot"):
         return str(row["slot"])
-    return "actor" if row["state"] in OF_PRIMARY else str(row["state"])
+    return str(row["role"]) if row["state"] in OF_PRIMARY else str(row["state"])
 
 
 def _behind(row: Row, newest: Row | None) -> int | None:

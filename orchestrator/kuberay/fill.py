@@ -127,7 +127,8 @@ def _name(run: str) -> str:
 
 def _outside_the_volume(config: Config, container: Json) -> Iterator[Problem]:
     (mount,) = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == RUNS]
-    for key, path in (("run.dir", config.run.dir), ("checkpoint.save", config.checkpoint.save)):
+    written = {"run.dir": config.run.dir, "checkpoint.save": config.checkpoint.save, "critic.save": config.critic.save}
+    for key, path in written.items():
         if path is not None and not PurePosixPath(path).is_relative_to(mount):
             yield Problem(key, f"{path} is not in {mount}, where the claim is mounted that outlives the pods")
 

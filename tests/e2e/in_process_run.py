@@ -6,7 +6,8 @@ For tests that need many runs. What is left out is only what carries calls betwe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from orchestrator import continuity, resuming
 from orchestrator.config import Config
-from orchestrator.gang_specs import worker_specs
+from orchestrator.gang_specs import critic_specs, worker_specs
 from orchestrator.interrupts import Stop
 from orchestrator.live_run import LiveRun
 from orchestrator.loops import train_loop
@@ -31,7 +32,7 @@ from state.slots import WeightId
 from tests.e2e.runs import TINY, journal, lines, merged
 from workers.batch import TrainShard
 from workers.config import SamplingConfig
-from workers.megatron import parallel
+from workers.megatron import parallel, worker
 from workers.megatron.spec import WorkerSpec
 from workers.megatron.worker import MegatronRank
 from workers.rollout.embedded import EmbeddedEngine
@@ -63,9 +64,13 @@ class Gang:
     def agree(self, publish_id: str, *, with_kept: bool = False) -> Quorum:
         return agree([self.rank.attest(with_kept=with_kept)], publish_id)
 
-    def train(self, shards: Sequence[TrainShard]) -> dict[str, float]:
+    @property
+    def role(self) -> str:
+        return self.rank._spec.worker.role
+
+    def train(self, shards: Sequence[TrainShard], given: Any = None) -> Mapping[str, float]:
         (shard,) = shards
-        metrics = self.rank.train(shard)
+        metrics = self.rank.train(shard, given)
         assert metrics is not None
         self.trained += [(shard.rollout_id, s.group_id, s.index, s.prompt_ids, s.response_ids) for s in shard.samples]
         return metrics
@@ -84,14 +89,35 @@ class Gang:
     def export(self, quorum: Quorum, path: str) -> None:
         self.rank.export(quorum, path)
 
+
+@dataclass(frozen=True)
+class Gangs:
+    """`gangs.Gangs` in this process. Gangs of one rank share their process groups, which no message ever enters."""
+
+    actor: Gang
+    critic: Gang | None
+
+    @property
+    def all(self) -> tuple[Gang, ...]:
+        return (self.actor,) if self.critic is None else (self.critic, self.actor)
+
+    def train(self, shards: Sequence[TrainShard]) -> Mapping[str, float]:
+        if self.critic is None:
+            return self.actor.train(shards)
+        values = self.critic.rank.values(shards[0])
+        experience, targets = self.actor.rank.experience(shards[0], values)
+        return {**self.actor.train(shards, experience), **self.critic.train(shards, targets)}
+
     def asleep(self) -> bool:
-        return self.rank.view().state == "asleep"
+        return any(gang.rank.view().state == "asleep" for gang in self.all)
 
     def sleep(self) -> None:
-        self.rank.sleep()
+        for gang in self.all:
+            gang.rank.sleep()
 
     def wake(self) -> None:
-        self.rank.wake()
+        for gang in self.all:
+            gang.rank.wake()
 
 
 class FromRank:
@@ -219,6 +245,16 @@ class Outcome:
     """What was found to differ from what was saved; None where nothing was resumed."""
 
 
+@contextmanager
+def joined(gang: Gang) -> Iterator[None]:
+    """Inside, whoever joins a gang is in that of `gang`: its process groups are there already, and of one rank."""
+    original, worker.initialise = worker.initialise, lambda *_: gang.rank._place
+    try:
+        yield
+    finally:
+        worker.initialise = original
+
+
 def go(
     run_dir: Path,
     changes: Mapping[str, Any],
@@ -235,15 +271,19 @@ def go(
     steps = JsonlTracker(directory.path / "metrics.jsonl", plan.start_rollout_id)
     evals = JsonlTracker(directory.path / "eval.jsonl", plan.start_rollout_id)
     gang_id = GangId(1, directory.incarnation, config_hash(config))
-    (spec,) = worker_specs(config, plan, gang_id, str(directory.path), "127.0.0.1")
-    gang = Gang(sabotage(spec))
+    told = (config, plan, gang_id, str(directory.path), "127.0.0.1")
+    gang = Gang(sabotage(worker_specs(*told)[0]))
     try:
+        critic = None
+        if config.algorithm.needs_critic:
+            with joined(gang):
+                critic = Gang(sabotage(critic_specs(*told)[0]))
         directory.gang_started(gang_id, plan)
         engine = EmbeddedEngine("engine", config.model, FromRank(gang.rank))
         engines = Engines(engine)
         manager: Any = Manager(config, engines, plan, directory.path)
         publisher: Any = Publisher(gang, engine)
-        anyone: Any = gang
+        anyone: Any = Gangs(gang, critic)
         run = Watched(
             config, directory, anyone, manager, publisher, steps, evals, Stop(0.0), continuity.expected(config, plan)
         )

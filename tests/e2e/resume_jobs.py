@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.continuity import ContinuityBroken
 from state.resume import LoadSpec
+from state.slots import Slot
 from tests.e2e.in_process_run import Outcome, go
 from tests.e2e.runs import journal, marker, merged
 from tests.state.kill_points import die_before_change
@@ -123,3 +124,40 @@ def killed_in_save(place: Place, root: Path, changes: dict[str, Any], rollout_id
             die_before_change(change)
 
     go(root, changes, before_save=doom)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A run of an actor and a critic, and the digest of each tensor in the last checkpoint of each."""
+
+    did: Outcome
+    final: tuple[dict[str, str], dict[str, str]]
+
+
+def actor_and_critic(place: Place, root: Path, changes: dict[str, Any]) -> tuple[Pair, Pair, Pair, str]:
+    """A run that saves after every rollout; what continues it from its second save as a kill leaves it; the same where
+    the critic's second save is lost; and what is said where a rank of the critic loads another than its plan says."""
+
+    def keep(rollout_id: int) -> None:
+        if rollout_id == 1:
+            for name in ("cut", "lost", "wrong"):
+                shutil.copytree(root / "whole", root / name)
+            shutil.rmtree(root / "lost" / "checkpoints-critic" / "iter_0000001")
+
+    whole, *cut = _pair(root / "whole", changes, keep), _pair(root / "cut", changes), _pair(root / "lost", changes)
+    try:
+        go(root / "wrong", changes, sabotage=_another_iteration_of_the_critic)
+    except ContinuityBroken as error:
+        return whole, cut[0], cut[1], str(error)
+    raise AssertionError("another critic went on in the place of the one that was saved")
+
+
+def _another_iteration_of_the_critic(spec: WorkerSpec) -> WorkerSpec:
+    return _another_iteration(spec) if spec.worker.role == Slot.CRITIC else spec
+
+
+def _pair(run_dir: Path, changes: dict[str, Any], after_save: Callable[[int], None] = lambda rollout_id: None) -> Pair:
+    did = go(run_dir, changes, after_save=after_save)
+    last = changes["loop"]["num_rollout"] - 1
+    both = [marker(run_dir / directory, last)["tensors"] for directory in ("checkpoints", "checkpoints-critic")]
+    return Pair(did, (both[0], both[1]))

@@ -69,3 +69,16 @@ def test_other_seeds_learn_as_well(place: Place, seed: int) -> None:
     steps = lines(run_dir / "metrics.jsonl")
     assert steps[0]["reward/mean"] < 0.2
     assert steps[-1]["reward/mean"] >= 0.9
+
+
+@pytest.mark.prove
+def test_it_learns_as_well_with_a_critic(place: Place) -> None:
+    run_dir = place.path / "quickstart"
+    flags = ("--algorithm.advantage_estimator", "ppo", "--algorithm.normalize_advantages", "--critic.lr", "3e-3")
+    ended = place.run("train", EXAMPLE, "--run.dir", run_dir, *flags, timeout_s=600)
+    assert ended.code == 0, ended.output
+    steps = lines(run_dir / "metrics.jsonl")
+    assert steps[0]["reward/mean"] < 0.2
+    assert steps[-1]["reward/mean"] >= 0.9
+    assert steps[-1]["critic/explained_variance"] > 0.1
+    assert place.run("audit", run_dir).code == 0

@@ -220,8 +220,10 @@ IN_A_JOB = Surroundings(in_ray_job=True, on_one_machine=False)
 
 def test_in_a_ray_job_relative_runs_and_checkpoints_are_refused_with_the_reason(tmp_path: Path) -> None:
     flags = ("--checkpoint.save", "ckpt", "--checkpoint.load", "../old", "--ref.load", "ref")
-    found = {p.key: p.message for p in problems_here(with_flags(tmp_path, *flags), IN_A_JOB)}
-    assert set(found) == {"run.dir", "checkpoint.save", "checkpoint.load", "ref.load"}
+    critic = ("--critic.load", "old-critic", "--critic.save", "ckpt-critic")
+    found = {p.key: p.message for p in problems_here(with_flags(tmp_path, *flags, *critic), IN_A_JOB)}
+    named = {"run.dir", "checkpoint.save", "checkpoint.load", "ref.load", "critic.load", "critic.save"}
+    assert set(found) == named
     assert all("deleted with the job" in message for message in found.values())
     flags = ("--run.dir", "/shared/run", "--checkpoint.save", "/shared/ckpt")
     assert problems_here(with_flags(tmp_path, *flags), IN_A_JOB) == ()

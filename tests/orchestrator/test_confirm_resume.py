@@ -43,7 +43,7 @@ def expectation(root: Path, dtype: str = "float32", **checkpoint: Any) -> Expect
     weights_only = bool(checkpoint.get("weights_only"))
     request = ResumeRequest(str(root), LoadSpec.random(), weights_only=weights_only)
     plan: ResumePlan = plan_resume(request, checkpoints.inspect(root))
-    return expected(Config.model_validate({"model": {"dtype": dtype}, "checkpoint": checkpoint}), plan)
+    return expected(Config.model_validate({"model": {"dtype": dtype}, "checkpoint": checkpoint}), plan).get("actor")
 
 
 def test_what_was_saved_costs_nothing(tmp_path: Path) -> None:

@@ -192,8 +192,8 @@ def test_of_many_publishes_a_column_shows_the_last_and_every_failed_one(troubled
 
 
 class TestHeadline:
-    def row(self, rank: int, state: str, slot: str | None = None) -> dict[str, object]:
-        return {"worker": f"r/actor/{rank}", "state": state, "slot": slot}
+    def row(self, rank: int, state: str, slot: str | None = None, role: str = "actor") -> dict[str, object]:
+        return {"worker": f"r/{role}/{rank}", "role": role, "state": state, "slot": slot}
 
     def test_of_a_gang_that_agrees(self) -> None:
         rows = [self.row(r, "resident.actor", "actor") for r in range(8)]
@@ -202,6 +202,10 @@ class TestHeadline:
     def test_of_a_borrow(self) -> None:
         rows = [self.row(0, "resident.ref", "ref"), self.row(1, "stepping"), self.row(2, "publishing")]
         assert telling.resident(rows, True) == {"text": "actor on 2, ref on 1", "tone": "busy"}
+
+    def test_of_two_roles(self) -> None:
+        rows = [self.row(0, "resident.actor", "actor"), self.row(0, "stepping", role="critic")]
+        assert telling.resident(rows, True) == {"text": "actor on 1, critic on 1", "tone": "good"}
 
     def test_of_a_poisoned_rank(self) -> None:
         rows = [self.row(0, "resident.actor", "actor"), *(self.row(r, "poisoned") for r in (1, 2, 3, 4))]

@@ -67,12 +67,13 @@ def live(engines: Engines) -> LiveRun:
     parts: Any = engines
     nothing: Any = None
     directory: Any = Directory()
-    return LiveRun(Config(), directory, nothing, parts, parts, nothing, nothing, Stop(0.0), None)
+    return LiveRun(Config(), directory, nothing, parts, parts, nothing, nothing, Stop(0.0), {})
 
 
 class Gang:
     """Holds another reference than was saved."""
 
+    role = "actor"
     probe_taken = Probe("float32", (-1.0,), (-1.0,), 0.5, 3, (0.1, 0.1))
 
     def agree(self, publish_id: str, *, with_kept: bool = False) -> Any:
@@ -85,12 +86,14 @@ class Gang:
 
 def test_a_kept_slot_with_other_bytes_than_were_saved_ends_the_run_before_anything_is_published() -> None:
     engines, anyone, nothing = Engines([]), Gang(), None
-    gang: Any = anyone
+    gangs: Any = SimpleNamespace(actor=anyone, all=(anyone,))
     parts: Any = engines
     directory: Any = Directory()
     unset: Any = nothing
-    saved = Expected(Path("ckpt"), Gang.probe_taken, "actor", {"ref@2": "saved"}, True, fatal=False, allowed=False)
-    run = LiveRun(Config(), directory, gang, parts, parts, unset, unset, Stop(0.0), saved)
+    saved = Expected(
+        "actor", Path("ckpt"), Gang.probe_taken, "actor", {"ref@2": "saved"}, True, fatal=False, allowed=False
+    )
+    run = LiveRun(Config(), directory, gangs, parts, parts, unset, unset, Stop(0.0), {"actor": saved})
     with pytest.raises(ContinuityBroken, match="the digest of ref@2 is other, saved was saved"):
         train_loop(run, Config.model_validate({"loop": {"num_rollout": 1}}), 0)
     assert engines.log == []

@@ -8,10 +8,10 @@ import pytest
 
 from orchestrator import placement
 from orchestrator.config import ClusterConfig, Config
-from orchestrator.placement import Placement, bundles, explain
+from orchestrator.placement import Placement, bundles, explain, roles
 from orchestrator.train_group import data_parallel_rank
 from orchestrator.waiting import WorkerFailed
-from workers.config import RolloutConfig, TrainConfig
+from workers.config import AlgorithmConfig, RolloutConfig, TrainConfig
 
 
 def test_one_bundle_for_each_rank_then_for_each_engine() -> None:
@@ -20,6 +20,20 @@ def test_one_bundle_for_each_rank_then_for_each_engine() -> None:
         rollout=RolloutConfig(num_engines=1, cpus_per_engine=0.5),
     )
     assert bundles(config) == [{"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}, {"CPU": 0.5}]
+
+
+def test_a_critic_has_as_many_bundles_behind_the_actors_and_before_the_engines() -> None:
+    config = Config(
+        train=TrainConfig(num_workers=2, gpus_per_worker=1.0),
+        rollout=RolloutConfig(num_engines=1, cpus_per_engine=0.5),
+        algorithm=AlgorithmConfig(advantage_estimator="ppo"),
+    )
+    asked = bundles(config)
+    assert asked == [{"CPU": 1.0, "GPU": 1.0}] * 4 + [{"CPU": 0.5}]
+    group: Any = None
+    made = Placement(group, roles(config), 2, 1)
+    taken = [made.worker_bundle(role, rank) for role in ("actor", "critic") for rank in range(2)]
+    assert [*taken, made.engine_bundle(0)] == list(range(len(asked)))
 
 
 def test_it_says_what_is_asked_what_there_is_and_what_is_free() -> None:
@@ -61,7 +75,7 @@ def test_while_there_is_no_room_it_is_explained_within_30_s_and_ends_at_the_dead
     monkeypatch.setattr(placement.ray, "available_resources", lambda: {"CPU": 1.0})
     group: Any = Group(clock, ready_at)
     config = Config(cluster=ClusterConfig(placement_timeout_s=limit), train=TrainConfig(num_workers=4))
-    waiting = Placement(group, 4, 1)
+    waiting = Placement(group, ("actor",), 4, 1)
     if ready_at <= limit:
         waiting.wait(config, said.append)
     else:

@@ -26,8 +26,8 @@ PROBE = Probe("float32", (-1.0,), (-1.0,), 0.5, 3, (0.1, 0.1))
 class Gang:
     """Ranks whose disks are as slow as the test likes: `on_disk` is set when all have written. `fails` with that."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, role: str = "actor") -> None:
+        self.role = role
         self.on_disk = threading.Event()
         self.fails: Exception | None = None
         self.saves: list[tuple[str, bool]] = []
@@ -46,8 +46,8 @@ class Gang:
     def agree(self, publish_id: str, *, with_kept: bool = False) -> Any:
         weights = WeightId(1, int(publish_id.split("-")[-1]) + 1)
         return SimpleNamespace(
-            publish_id=publish_id, weights=weights, slot=Slot.ACTOR, digest="d", tensors=(), transitions=(1,),
-            summaries=("s",), kept=(),
+            publish_id=publish_id, role=self.role, weights=weights, slot=Slot(self.role), digest="d", tensors=(),
+            transitions=(1,), summaries=("s",), kept=(),
         )  # fmt: skip
 
     def save(self, quorum: Any, path: str, *, background: bool) -> None:
@@ -61,17 +61,30 @@ class Gang:
             raise self.fails
 
 
+class Gangs:
+    """The verbs of a run's gangs that are not one gang's."""
+
+    def __init__(self, actor: Gang, critic: Gang | None) -> None:
+        self.actor, self.critic = actor, critic
+        self.all = (actor,) if critic is None else (critic, actor)
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self.actor, verb)
+
+
 class Run:
-    """A `Saving` with such a gang, and what stands in its directory."""
+    """A `Saving` with such gangs, and what stands in its directory."""
 
     def __init__(self, directory: Path, *flags: str) -> None:
         self.root = directory / "ckpt"
         saving = ("--checkpoint.save_interval", "1", "--checkpoint.save", str(self.root))
         self.config = with_flags(directory, *saving, *flags)
-        self.gang: Any = Gang(self.root)
+        self.gang: Any = Gang()
+        self.critic: Any = Gang("critic") if self.config.algorithm.needs_critic else None
+        self.gangs: Any = Gangs(self.gang, self.critic)
         self.journal = Journal(directory / "driver.jsonl", "driver")
         self.run_dir = RunDir(directory, 1, self.journal)
-        self.saving = Saving(self.config, self.run_dir, self.gang)
+        self.saving = Saving(self.config, self.run_dir, self.gangs)
 
     @property
     def tracker(self) -> str | None:
@@ -129,7 +142,7 @@ def test_trainers_that_rest_are_woken_before_they_save(tmp_path: Path) -> None:
     run = Run(tmp_path, "--cluster.offload_train")
     nobody: Any = None
     manager: Any = SimpleNamespace(data_state=dict, generate=lambda rollout_id, weights: None)
-    live = LiveRun(run.config, run.run_dir, run.gang, manager, nobody, nobody, nobody, Stop(0.0), None)
+    live = LiveRun(run.config, run.run_dir, run.gangs, manager, nobody, nobody, nobody, Stop(0.0), {})
     live._published = WeightId(1, 0)
     live.generate(0)
     live.save(0)
@@ -140,7 +153,7 @@ def test_trainers_that_rest_are_woken_before_they_save(tmp_path: Path) -> None:
 def test_a_run_hears_of_a_failure_after_the_rollout_that_it_came_in(run: Run) -> None:
     nobody: Any = None
     manager: Any = SimpleNamespace(data_state=dict)
-    live = LiveRun(run.config, run.run_dir, run.gang, manager, nobody, nobody, nobody, Stop(0.0), None)
+    live = LiveRun(run.config, run.run_dir, run.gangs, manager, nobody, nobody, nobody, Stop(0.0), {})
     run.gang.fails = WorkerFailed("actor/1 failed to write to disk")
     live.save(0)
     live.may_stop()
@@ -166,3 +179,66 @@ def test_without_it_a_save_is_complete_when_it_returns(tmp_path: Path) -> None:
     run.saving.save(0, {})
     assert run.gang.saves == [("save-1-0", False)]
     assert (run.tracker, run.kinds) == ("0\n", ["save"])
+
+
+PPO = ("--algorithm.advantage_estimator", "ppo")
+
+
+def save_whole(run: Run, rollout_id: int) -> None:
+    run.saving.save(rollout_id, {})
+    run.saving.finish()
+
+
+def standing(root: Path) -> tuple[str | None, tuple[int, ...]]:
+    found = checkpoints.inspect(root)
+    return found.tracker, found.ours
+
+
+def test_a_critic_is_saved_beside_the_actor_and_never_into_its_directory(tmp_path: Path) -> None:
+    run = Run(tmp_path, *PPO)
+    run.saving.save(0, {"cursor": 3})
+    beside = tmp_path / "ckpt-critic"
+    assert standing(run.root) == standing(beside) == ("0\n", (0,))
+    roles = [checkpoints.read_marker(checkpoints.iteration_dir(root, 0)).role for root in (run.root, beside)]
+    assert roles == ["actor", "critic"]
+    assert run.kinds == ["save", "save"]
+    assert [entry["role"] for entry in run.journal.recent()] == ["critic", "actor"]
+
+
+@pytest.mark.parametrize("background", [(), ("--checkpoint.async_save",)])
+def test_killed_between_the_two_the_run_continues_from_what_both_have(
+    tmp_path: Path, background: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, *PPO, "--checkpoint.keep", "1", *background)
+    run.gang.on_disk.set()
+    run.critic.on_disk.set()
+    save_whole(run, 0)
+    commit = checkpoints.commit
+
+    def killed(root: Path, *arguments: Any, **options: Any) -> None:
+        if root == run.root:
+            raise SystemExit("killed before the actor's commit")
+        commit(root, *arguments, **options)
+
+    monkeypatch.setattr(checkpoints, "commit", killed)
+    with pytest.raises(SystemExit):
+        save_whole(run, 1)
+    assert standing(run.root) == ("0\n", (0,))
+    assert standing(tmp_path / "ckpt-critic") == ("1\n", (0, 1)), "what the actor continues from is kept"
+
+
+def test_nothing_is_committed_before_the_ranks_of_both_have_written(tmp_path: Path) -> None:
+    run = Run(tmp_path, *PPO, "--checkpoint.async_save")
+    run.saving.save(0, {})
+    run.critic.on_disk.set()
+    assert standing(tmp_path / "ckpt-critic") == (None, ())
+    run.gang.on_disk.set()
+    run.saving.finish()
+    assert standing(run.root) == standing(tmp_path / "ckpt-critic") == ("0\n", (0,))
+
+
+def test_retention_keeps_as_many_of_either(tmp_path: Path) -> None:
+    run = Run(tmp_path, *PPO, "--checkpoint.keep", "2")
+    for rollout_id in range(4):
+        run.saving.save(rollout_id, {})
+    assert standing(run.root) == standing(tmp_path / "ckpt-critic") == ("3\n", (2, 3))

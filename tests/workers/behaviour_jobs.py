@@ -88,7 +88,7 @@ class Loop:
 
     def _live(self, samples: list[Sample]) -> Any:
         with redirect():
-            return self.rank._scorer._live(samples)
+            return self.rank._policy.scorer._live(samples)
 
     def generate(self, rollout_id: int) -> tuple[int, int, list[Sample]]:
         return rollout_id, self.version, self.served[rollout_id]

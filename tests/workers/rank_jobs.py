@@ -59,7 +59,9 @@ class Setting:
 
 
 @contextmanager
-def rank_of(place: Place, setting: Setting) -> Iterator[MegatronRank]:
+def rank_of(
+    place: Place, setting: Setting, changed: Callable[[WorkerSpec], WorkerSpec] = lambda spec: spec
+) -> Iterator[MegatronRank]:
     """A rank after its init. The gang meets at a file."""
     train = TRAIN.model_copy(
         update={
@@ -85,12 +87,13 @@ def rank_of(place: Place, setting: Setting) -> Iterator[MegatronRank]:
         max_response_len=16,
         keep_old_actors=setting.keep_old_actors,
         ref_update_interval=setting.ref_update_interval,
+        value_clip=None,
         model=setting.model,
         train=train,
         algorithm=setting.algorithm,
         weights=WeightsConfig(),
     )
-    rank = MegatronRank(spec, "127.0.0.1")
+    rank = MegatronRank(changed(spec), "127.0.0.1")
     rank._store = dist.FileStore(place.init_method.removeprefix("file://"), place.world_size)
     meeting: Any = None
     rank.init(meeting)
@@ -161,7 +164,7 @@ Scores = dict[str, list[torch.Tensor] | None]
 
 def _scores(rank: MegatronRank, samples: tuple[Sample, ...]) -> Scores:
     with redirect():
-        scored, _ = rank._scorer.score(samples)
+        scored, _ = rank._policy.scorer.score(samples)
     return {
         name: None if values is None else list(values)
         for name, values in (("behaviour", scored.behaviour), ("ref", scored.ref), ("teacher", scored.teacher))
@@ -192,7 +195,7 @@ def scores_of_mixed_versions(place: Place, setting: Setting) -> list[tuple[int, 
             base = make_samples(seed=version)[:3]
             samples += [replace(s, versions=(WeightId(1, version),)) for s in base]
             with redirect():
-                scores = rank._scorer._live(base)
+                scores = rank._policy.scorer._live(base)
             assert scores is not None
             alone += list(scores)
             if version < 2:

@@ -139,3 +139,10 @@ def test_a_dtype_that_would_lose_bits_is_refused(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "hf" / "config.json").read_text()) | {"dtype": "float32"}
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
     convert(tmp_path / "hf", tmp_path / "native")
+
+
+def test_a_critics_checkpoint_is_no_language_model(tmp_path: Path) -> None:
+    checkpoints.begin(tmp_path / "ckpt", 3)
+    checkpoints.commit(tmp_path / "ckpt", 3, {"role": "critic"}, None)
+    with pytest.raises(ResumeError, match="iter_0000003 is of a critic, which is no language model"):
+        convert(tmp_path / "ckpt", tmp_path / "out")

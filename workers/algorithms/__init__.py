@@ -1,1 +1,1 @@
-"""Advantages, KL, policy losses. Pure torch: no Megatron, no Ray."""
+"""Advantages, KL, policy and value losses. Pure torch: no Megatron, no Ray."""

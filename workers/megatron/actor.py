@@ -6,7 +6,7 @@ The driver imports this file, and neither Megatron nor a model: those are loaded
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import ray
@@ -22,6 +22,8 @@ from workers.weights.rendezvous import Endpoint
 from workers.weights.send_plan import SendPlan
 
 if TYPE_CHECKING:
+    from workers.megatron.estimates import Targets, Values
+    from workers.megatron.experience import Experience
     from workers.megatron.saving import Written
     from workers.megatron.worker import MegatronRank
 
@@ -68,8 +70,15 @@ class MegatronWorker:
     def attest(self, with_kept: bool) -> Attestation:
         return self._rank.attest(with_kept=with_kept)
 
-    def train(self, shard: TrainShard) -> dict[str, float] | None:
-        return self._rank.train(shard)
+    def train(self, shard: TrainShard, given: Experience | Targets | None = None) -> Mapping[str, float] | None:
+        return self._rank.train(shard, given)
+
+    def values(self, shard: TrainShard) -> tuple[None, Values]:
+        """The first says that the second is there, which the driver hands on without looking at it; so below."""
+        return None, self._rank.values(shard)
+
+    def experience(self, shard: TrainShard, values: Values) -> tuple[None, Experience, Targets | None]:
+        return None, *self._rank.experience(shard, values)
 
     def begin_publish(self, quorum: Quorum) -> None:
         self._rank.begin_publish(quorum)

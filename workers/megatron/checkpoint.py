@@ -26,6 +26,7 @@ from workers.megatron.foreign_pickles import INDEX, check_objects, read_index
 from workers.megatron.hf_layout import bare
 from workers.megatron.optimizer import TrainOptimizer
 from workers.megatron.torch_dist import WriteNow
+from workers.megatron.value_head import is_value_head
 
 # The one sharding of the distributed optimizer that every layout can load; rank 0 of a data-parallel group gathers it.
 METADATA = {
@@ -78,17 +79,22 @@ def save_weights(path: Path, model: Module) -> None:
     _save({"model": bare(model).sharded_state_dict()}, path)
 
 
-def load_weights(path: Path, model: Module) -> None:
+def load_weights(path: Path, model: Module, *, but_head: bool = False) -> None:
     """Fill the live weights, cast to their dtype, from a checkpoint with or without optimizer.
+
+    `but_head`: from a policy's checkpoint into a critic, whose value head stays as it is.
 
     Raises:
         ResumeError: the checkpoint is not whole or not of this model; names the path and what is missing.
     """
     metadata = _whole(path)
     gpt = bare(model)
-    state = {"model": gpt.sharded_state_dict()}
+    weights = gpt.sharded_state_dict()
+    if but_head:
+        weights = {name: part for name, part in weights.items() if not is_value_head(part)}
+    state = {"model": weights}
     _require(path, metadata, state)
-    gpt.load_state_dict(_load(state, path)["model"])
+    gpt.load_state_dict(_load(state, path)["model"], strict=not but_head)
 
 
 def load_state(path: Path, model: Module, optimizer: TrainOptimizer, *, load_rng: bool = True) -> bool:

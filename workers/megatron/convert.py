@@ -17,6 +17,7 @@ from megatron.core.models.gpt import GPTModel
 from state import checkpoints
 from state.digest import digest_pieces, dtype_name
 from state.errors import ResumeError
+from state.slots import Slot
 from workers.config import ModelConfig
 from workers.megatron import checkpoint, parallel
 from workers.megatron.cpu import redirect
@@ -62,6 +63,10 @@ def to_native(hf_dir: Path, root: Path) -> Path:
 def to_huggingface(native: Path, out: Path) -> Path:
     """Write one native checkpoint, an iteration or a release, as a new Hugging Face directory `out`."""
     described = native / HUGGINGFACE
+    if (native / checkpoints.MARKER).is_file() and checkpoints.read_marker(native).role == Slot.CRITIC:
+        raise ResumeError(
+            f"{native} is of a critic, which is no language model; convert its actor's, or use it as it is"
+        )
     if not (described / "config.json").is_file():
         raise ResumeError(
             f"{native} does not say which Hugging Face model it is: put the model's config.json, with its dtype, and "

@@ -14,6 +14,7 @@ from workers.algorithms.advantages import group_relative, penalised_reward
 from workers.algorithms.distillation import distilled_advantages
 from workers.batch import Sample, TrainShard
 from workers.config import AlgorithmConfig
+from workers.megatron.estimates import Targets, Values, estimate, gathered
 from workers.megatron.loss import TrainSample
 
 
@@ -27,26 +28,36 @@ class Scored:
     teacher: Sequence[Tensor] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """What a policy is trained on in one rollout: one tuple per optimizer step, and metrics of the scores."""
+
+    steps: tuple[tuple[TrainSample, ...], ...]
+    metrics: dict[str, float]
+
+
 def assemble(
-    shard: TrainShard, scored: Scored, algorithm: AlgorithmConfig, group: dist.ProcessGroup
-) -> tuple[tuple[tuple[TrainSample, ...], ...], dict[str, float]]:
-    """One tuple of `TrainSample` per optimizer step, and metrics of the scores.
+    shard: TrainShard, scored: Scored, algorithm: AlgorithmConfig, group: dist.ProcessGroup, values: Values = None
+) -> tuple[Experience, Targets | None]:
+    """What to train the policy on; and the critic, where its `values` make the advantages.
 
     `group` holds the data-parallel ranks: rewards are gathered over it, since members of one prompt's group may be
     trained on different ranks. All of its ranks call this together.
     """
     samples = shard.samples
+    _check_rewards(samples)
     metrics: dict[str, float] = {}
     engine = [torch.tensor(sample.logprobs, dtype=torch.float32) for sample in samples]
     old = list(scored.behaviour) if scored.behaviour is not None else engine
     if scored.behaviour is not None:
         metrics |= logprob_difference(samples, scored.behaviour, group)
     ref = list(scored.ref) if scored.ref is not None else [None] * len(samples)
-    rewards = [
-        _penalised(sample, old_one, ref_one, algorithm)
-        for sample, old_one, ref_one in zip(samples, old, ref, strict=True)
-    ]
-    advantages: Sequence[float | Tensor] = _advantages(samples, rewards, algorithm, group)
+    advantages: Sequence[float | Tensor]
+    targets = None
+    if algorithm.needs_critic:
+        advantages, targets = estimate(samples, values, old, ref, algorithm, group)
+    else:
+        advantages = _advantages(samples, _penalised(samples, old, ref, algorithm), algorithm, group)
     teacher = list(scored.teacher) if scored.teacher is not None else [None] * len(samples)
     if scored.teacher is not None:
         gaps = [own - taught for own, taught in zip(old, scored.teacher, strict=True)]
@@ -54,17 +65,17 @@ def assemble(
         if algorithm.opd_mode == "advantage":
             advantages = _distilled(samples, advantages, old, scored.teacher, algorithm.opd_kl_coef)
     flat = [TrainSample(*parts) for parts in zip(samples, advantages, old, ref, teacher, strict=True)]
-    return _by_step(shard, flat), metrics
+    return Experience(_by_step(shard, flat), metrics), targets
 
 
-def placeholders(shard: TrainShard, algorithm: AlgorithmConfig) -> tuple[tuple[TrainSample, ...], ...]:
+def placeholders(shard: TrainShard, algorithm: AlgorithmConfig) -> Experience:
     """For pipeline stages before the last, which pass activations on and never see a loss."""
     flat = []
     for sample in shard.samples:
         nothing = torch.zeros(len(sample.response_ids))
         ref, teacher = nothing if algorithm.needs_ref else None, nothing if algorithm.use_opd else None
         flat.append(TrainSample(sample, 0.0, nothing, ref, teacher))
-    return _by_step(shard, flat)
+    return Experience(_by_step(shard, flat), {})
 
 
 def logprob_difference(
@@ -91,8 +102,7 @@ def _over_tokens(samples: Sequence[Sample], values: Sequence[Tensor], group: dis
     masks = [torch.tensor(sample.loss_mask, dtype=torch.bool) for sample in samples]
     counted = torch.cat([torch.zeros(0), *(v[mask] for v, mask in zip(values, masks, strict=True))]).double()
     own = (float(counted.sum()), float(counted.numel()), float(counted.max()) if counted.numel() else -math.inf)
-    everyone: list[tuple[float, float, float]] = [own] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, own, group=group)
+    everyone = gathered(own, group)
     tokens = sum(n for _, n, _ in everyone)
     if not tokens:
         return _Over(math.nan, math.nan)
@@ -112,13 +122,24 @@ def _distilled(
     ]
 
 
-def _penalised(sample: Sample, old: Tensor, ref: Tensor | None, algorithm: AlgorithmConfig) -> float:
-    if sample.reward is None:
-        raise ValueError(f"sample {sample.group_id}/{sample.index} has no reward and cannot be trained on")
-    if ref is None:
-        return sample.reward
-    mask = torch.tensor(sample.loss_mask, dtype=torch.bool)
-    return penalised_reward(sample.reward, old, ref, mask, kl_coef=algorithm.kl_coef, estimator=algorithm.kl_estimator)
+def _check_rewards(samples: Sequence[Sample]) -> None:
+    for sample in samples:
+        if sample.reward is None:
+            raise ValueError(f"sample {sample.group_id}/{sample.index} has no reward and cannot be trained on")
+
+
+def _penalised(
+    samples: Sequence[Sample], old: Sequence[Tensor], ref: Sequence[Tensor | None], algorithm: AlgorithmConfig
+) -> list[float]:
+    rewards = []
+    for sample, old_one, ref_one in zip(samples, old, ref, strict=True):
+        assert sample.reward is not None
+        mask, reward = torch.tensor(sample.loss_mask, dtype=torch.bool), sample.reward
+        if ref_one is not None:
+            coefficient, kind = algorithm.kl_coef, algorithm.kl_estimator
+            reward = penalised_reward(reward, old_one, ref_one, mask, kl_coef=coefficient, estimator=kind)
+        rewards.append(reward)
+    return rewards
 
 
 def _advantages(
@@ -127,8 +148,7 @@ def _advantages(
     if algorithm.advantage_estimator == "on_policy_distillation":
         return [0.0] * len(samples)
     own = [(sample.group_id, reward) for sample, reward in zip(samples, rewards, strict=True)]
-    everyone: list[list[tuple[int, float]]] = [[]] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, own, group=group)
+    everyone = gathered(own, group)
     before = sum(len(part) for part in everyone[: dist.get_rank(group)])
     flat = [pair for part in everyone for pair in part]
     advantages = group_relative(

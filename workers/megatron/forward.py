@@ -48,19 +48,19 @@ def score(model: Model, samples: Sequence[Sample], *, temperature: float, max_to
     `train_step` with the same samples, before anything changed, computes bit-identical log-probs.
     """
     _check_temperature(temperature)
-    batches = _plan(model, samples, max_tokens)
+    batches = plan_batches(model, samples, max_tokens)
 
     def collect(batch: MicroBatch, output: Tensor, non_loss_data: bool) -> tuple[Tensor, Tensor]:
-        logprobs, entropies = _token_logprobs(model, output, batch, temperature, entropy_gradient=False)
+        logprobs, entropies = logprobs_of_tokens(model, output, batch, temperature, entropy_gradient=False)
         return logprobs.cpu(), entropies.cpu()
 
     with torch.no_grad():
-        parts = _run(model, batches, collect, forward_only=True)
+        parts = run(model, batches, collect, forward_only=True)
     if not parallel_state.is_pipeline_last_stage():
         return None
     return Scores(
-        _in_order(batches, [logprobs for logprobs, _ in parts]),
-        _in_order(batches, [entropies for _, entropies in parts]),
+        in_order(batches, [logprobs for logprobs, _ in parts]),
+        in_order(batches, [entropies for _, entropies in parts]),
     )
 
 
@@ -89,10 +89,10 @@ def train_step(
     loss.check(samples, algorithm)
     if totals.is_empty:
         return step_stats.nothing_to_learn(optimizer.lr)
-    batches = _plan(model, [sample.sample for sample in samples], max_tokens)
+    batches = plan_batches(model, [sample.sample for sample in samples], max_tokens)
 
     def objective(batch: MicroBatch, output: Tensor) -> tuple[Tensor, Tensor, step_stats.Partial]:
-        logprobs, entropies = _token_logprobs(
+        logprobs, entropies = logprobs_of_tokens(
             model, output, batch, temperature, entropy_gradient=algorithm.entropy_coef > 0
         )
         members = [samples[i] for i in batch.members]
@@ -101,9 +101,9 @@ def train_step(
         return value, torch.zeros((), dtype=torch.int, device=value.device), partial_stats
 
     optimizer.zero_grad()
-    parts = _run(model, batches, objective, forward_only=False)
+    parts = run(model, batches, objective, forward_only=False)
     outcome = optimizer.step(before_write)
-    return step_stats.reduce(parts, outcome, measures_kl=loss.has_kl_term(algorithm), device=_device(model))
+    return step_stats.reduce(parts, outcome, measures_kl=loss.has_kl_term(algorithm), device=device_of(model))
 
 
 def gradient_norm(
@@ -112,27 +112,27 @@ def gradient_norm(
     samples: Sequence[Sample],
     total_tokens: int,
     *,
-    temperature: float,
+    of_tokens: Callable[[Tensor, MicroBatch], Tensor],
     max_tokens: int,
 ) -> float:
-    """Norm, over all ranks, of the gradient of the sum of log-probs of this gang's samples / `total_tokens`.
+    """Norm, over all ranks, of the gradient of a sum over this gang's samples / `total_tokens`.
 
-    Changes nothing but gradients, which are zero afterwards.
+    `of_tokens`: what is summed, from the model's output. Changes nothing but gradients, which are zero afterwards.
     """
-    batches = _plan(model, samples, max_tokens)
+    batches = plan_batches(model, samples, max_tokens)
 
     def objective(batch: MicroBatch, output: Tensor) -> tuple[Tensor, Tensor, None]:
-        logprobs, _ = _token_logprobs(model, output, batch, temperature, entropy_gradient=False)
-        return logprobs.sum() / total_tokens, torch.zeros((), dtype=torch.int, device=output.device), None
+        summed = of_tokens(output, batch).sum() / total_tokens
+        return summed, torch.zeros((), dtype=torch.int, device=output.device), None
 
     optimizer.zero_grad()
-    _run(model, batches, objective, forward_only=False)
+    run(model, batches, objective, forward_only=False)
     norm = optimizer.gradient_norm()
     optimizer.zero_grad()
     return norm
 
 
-def _run(model: Model, batches: Sequence[MicroBatch], consume: Callable[..., Any], *, forward_only: bool) -> list[Any]:
+def run(model: Model, batches: Sequence[MicroBatch], consume: Callable[..., Any], *, forward_only: bool) -> list[Any]:
     """What `consume(batch, output)` returned for each batch, on the last stage; empty on the others."""
 
     def step(waiting: Iterator[MicroBatch], module: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
@@ -153,7 +153,7 @@ def _run(model: Model, batches: Sequence[MicroBatch], consume: Callable[..., Any
     return results
 
 
-def _token_logprobs(
+def logprobs_of_tokens(
     model: Model, output: Tensor, batch: MicroBatch, temperature: float, *, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """From logits [b, s, columns of this rank] to float32 [n] per response token. The one place where logits are
@@ -168,20 +168,22 @@ def _token_logprobs(
     return token_logprobs(logits, batch.targets, split, entropy_gradient=entropy_gradient)
 
 
-def _plan(model: Model, samples: Sequence[Sample], max_tokens: int) -> list[MicroBatch]:
+def plan_batches(model: Model, samples: Sequence[Sample], max_tokens: int) -> list[MicroBatch]:
+    """The micro-batches of this rank's samples, on the device of the model."""
     # Sequence parallelism splits a sequence evenly over TP ranks.
     multiple = parallel_state.get_tensor_model_parallel_world_size() if model.config.sequence_parallel else 1
-    return plan(samples, max_tokens, _device(model), multiple)
+    return plan(samples, max_tokens, device_of(model), multiple)
 
 
-def _in_order(batches: Sequence[MicroBatch], parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def in_order(batches: Sequence[MicroBatch], parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """From values per response token of each batch to one tensor per sample, in the order they were planned from."""
     values: dict[int, Tensor] = {}
     for batch, part in zip(batches, parts, strict=True):
         values.update(zip(batch.members, torch.split(part, list(batch.lengths)), strict=True))
     return tuple(values[i] for i in range(len(values)))
 
 
-def _device(model: Model) -> torch.device:
+def device_of(model: Model) -> torch.device:
     return next(model.parameters()).device
 
 

@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from state.digest import Piece, dtype_name
 from state.errors import CheckpointError, ResumeError
-from workers.megatron.hf_layout import LM_HEAD, GptWeights, box, expected_tensors
+from workers.megatron.hf_layout import LM_HEAD, VALUE_HEAD, GptWeights, box, expected_tensors
 
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -44,7 +44,8 @@ class HuggingFaceError(ResumeError):
 
 
 def load_huggingface(weights: GptWeights, directory: str | os.PathLike[str]) -> None:
-    """Fill this rank's pieces from `directory`, reading no more than their slices; values are cast to their dtype.
+    """Fill this rank's pieces from `directory`, reading no more than their slices; values are cast to their dtype. A
+    critic's value head stays as it is.
 
     Raises HuggingFaceError that names the tensor when one is missing, left over, of another shape or not of floats.
     Every rank checks every tensor of the model before anything is written.
@@ -55,6 +56,8 @@ def load_huggingface(weights: GptWeights, directory: str | os.PathLike[str]) -> 
     with contextlib.ExitStack() as stack:
         files: dict[Path, Any] = {}
         for piece in weights.pieces():
+            if piece.name in VALUE_HEAD:
+                continue
             path = stored[piece.name].path
             if path not in files:
                 files[path] = stack.enter_context(safe_open(path, framework="pt", device="cpu"))

@@ -5,7 +5,7 @@ One map serves fingerprints, import, export and publishing. Formats on Megatron'
 - `linear_qkv`: rows grouped per key-value head: the query heads of the group, its key, its value; biases likewise;
 - `linear_fc1`: the rank's rows of the gate, then its rows of the up projection; of each expert its own;
 - embedding and output layer: a block of rows of the padded vocabulary; padding rows belong to no tensor;
-- `linear_proj`, `linear_fc2`: a block of columns; norms and routers are whole on every rank.
+- `linear_proj`, `linear_fc2`: a block of columns; norms, routers and a critic's value head are whole on every rank.
 
 Experts have the names of Hugging Face's files, where each stands alone. A tied embedding also stands on the last
 pipeline stage, as a replica of the same Hugging Face tensor.
@@ -29,6 +29,8 @@ from state.digest_records import Region
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
+VALUE_HEAD = ("score.weight", "score.bias")
+"""Of a critic: a tensor of its own, under the names that Hugging Face gives such a layer."""
 
 
 def head_dim(hf_config: PretrainedConfig) -> int:
@@ -127,6 +129,9 @@ class GptWeights:
             yield from self._layer(layer)
         if model.post_process:
             yield _whole(FINAL_NORM, model.decoder.final_layernorm.weight)
+            if model.config.value_head:
+                yield from map(_whole, VALUE_HEAD, (model.output_layer.weight, model.output_layer.bias))
+                return
             tied = model.share_embeddings_and_output_weights
             if not (tied and model.pre_process):
                 yield from self._vocab_rows(EMBEDDING if tied else LM_HEAD, model.output_layer.weight)

@@ -79,12 +79,12 @@ def evaluate(
     device = logprobs.device
     # Counted on the CPU, where counting makes nobody wait.
     masks = [torch.tensor(item.sample.loss_mask, dtype=torch.bool) for item in samples]
-    mask = _flat(masks, torch.bool, device)
+    mask = flat(masks, torch.bool, device)
     weights = token_weights(masks, algorithm.loss_aggregation, totals).to(device)
     terms = clipped_policy_terms(
         logprobs,
-        _flat([item.old_logprobs for item in samples], torch.float32, device),
-        _flat([_advantages(item, device) for item in samples], torch.float32, device),
+        flat([item.old_logprobs for item in samples], torch.float32, device),
+        flat([_advantages(item, device) for item in samples], torch.float32, device),
         mask,
         eps_clip=algorithm.eps_clip,
         eps_clip_high=algorithm.eps_clip_high,
@@ -94,12 +94,12 @@ def evaluate(
     total = policy
     kl_loss = torch.zeros((), device=device)
     if has_kl_term(algorithm):
-        ref = _flat([item.ref_logprobs for item in samples if item.ref_logprobs is not None], torch.float32, device)
+        ref = flat([item.ref_logprobs for item in samples if item.ref_logprobs is not None], torch.float32, device)
         kl_loss = weighted_sum(kl_per_token(logprobs, ref, mask, algorithm.kl_estimator), weights)
         total = total + algorithm.kl_loss_coef * kl_loss
     if has_distillation_term(algorithm):
         teachers = [item.teacher_logprobs for item in samples if item.teacher_logprobs is not None]
-        teacher = _flat(teachers, torch.float32, device)
+        teacher = flat(teachers, torch.float32, device)
         total = total + algorithm.opd_kl_coef * weighted_sum(distillation_loss(logprobs, teacher, mask), weights)
     if algorithm.entropy_coef > 0:
         total = total - algorithm.entropy_coef * weighted_sum(entropies, weights)
@@ -114,7 +114,8 @@ def _advantages(item: TrainSample, device: torch.device) -> Tensor:
     return torch.full((len(item.sample.response_ids),), item.advantage, device=device)
 
 
-def _flat(parts: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+def flat(parts: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One after the other, without gradient."""
     if not parts:
         return torch.zeros(0, dtype=dtype, device=device)
     return torch.cat([part.detach().to(device=device, dtype=dtype) for part in parts])

@@ -25,6 +25,7 @@ from workers.megatron import random_init
 from workers.megatron.hf_layout import GptWeights, head_dim, is_moe
 from workers.megatron.layer_spec import block_spec
 from workers.megatron.parallel import Layout
+from workers.megatron.value_head import ValueHead
 
 MODEL_TYPES = ("qwen3", "qwen3_moe", "qwen2", "llama")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -41,6 +42,8 @@ class GptConfig(TransformerConfig):
     """Megatron's config of a Hugging Face model, with the config it came from."""
 
     hf: PretrainedConfig = dataclasses.field(kw_only=True)
+    value_head: bool = dataclasses.field(kw_only=True, default=False)
+    """Whether its last layer makes a value of each token, as a critic's does, and not logits."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,9 +90,11 @@ def build(
     megatron: Mapping[str, Any],
     *,
     seed: int | None,
+    value_head: bool = False,
 ) -> GPTModel:
     """This rank's stage of the model on the current device, in `model.dtype`, in train mode.
 
+    With a `value_head` it is a critic: it returns float32 values [b, s, 1], and ties its embedding to nothing.
     Its weights are random from `seed`, the same model on every layout; with `seed=None` they are zeros for a loader to
     fill. Of `megatron` the keys that are fields of TransformerConfig apply; what the Hugging Face config or the layout
     decides cannot be overridden. Raises UnsupportedModel, or ValueError for a layout that does not divide the model.
@@ -97,6 +102,7 @@ def build(
     _check_supported(hf_config)
     _check_divisible(hf_config, layout)
     config = transformer_config(hf_config, layout, DTYPES[model.dtype], megatron)
+    config.value_head = value_head
     rope = _rope(hf_config)
     gpt = GPTModel(
         config=config,
@@ -106,13 +112,15 @@ def build(
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         parallel_output=True,
-        share_embeddings_and_output_weights=hf_config.tie_word_embeddings,
+        share_embeddings_and_output_weights=hf_config.tie_word_embeddings and not value_head,
         position_embedding_type="rope",
         rotary_base=rope.theta,
         rope_scaling=rope.llama3_factor is not None,
         rope_scaling_factor=rope.llama3_factor or 1.0,
         seq_len_interpolation_factor=rope.linear_factor,
     )
+    if value_head and gpt.post_process:
+        gpt.output_layer = ValueHead(config)
     # The norms are torch's and come as float32 on the CPU.
     gpt.cuda(torch.cuda.current_device())
     gpt.to(config.params_dtype)

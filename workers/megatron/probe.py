@@ -6,16 +6,20 @@ Nothing is changed: no byte of any slot, no optimizer state; gradients are zero 
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
+from torch import Tensor
 
 from state.continuity import Dtype, Probe
 from state.machine import SlotMachine
 from state.slots import Slot, WeightId
 from workers.batch import Sample
-from workers.megatron.forward import gradient_norm, score
+from workers.megatron import values
+from workers.megatron.forward import gradient_norm, logprobs_of_tokens, score
+from workers.megatron.micro_batches import MicroBatch
 from workers.megatron.optimizer import TrainOptimizer
 
 SEQUENCES = 8
@@ -43,24 +47,34 @@ def take(
     """The gang's probe, on the ranks of its last pipeline stage; None on the others. All ranks call it together, with
     the primary resident."""
     samples = probe_batch(model.config.vocab_size, model.module.max_sequence_length)
-    own = _logprobs(model, samples)
+    own = _answers(model, samples)
     ref = None
     if has_ref:
         with optimizer.gather_off(), slots.borrow(Slot.REF):
-            ref = _logprobs(model, samples)
+            ref = _answers(model, samples)
     # Gradients are summed over data-parallel ranks.
     mine = samples if parallel_state.get_data_parallel_rank() == 0 else ()
     tokens = sum(sample.num_loss_tokens for sample in samples)
-    norm = gradient_norm(model, optimizer, mine, tokens, temperature=1.0, max_tokens=MAX_TOKENS)
+    of_tokens = values.of_tokens if model.config.value_head else partial(_logprobs_of, model)
+    norm = gradient_norm(model, optimizer, mine, tokens, of_tokens=of_tokens, max_tokens=MAX_TOKENS)
     steps, moments = optimizer.steps_of_adam, optimizer.moment_norms()
     if own is None:
         return None
     return Probe(dtype, own, ref, norm, steps, moments)
 
 
-def _logprobs(model: DistributedDataParallel, samples: tuple[Sample, ...]) -> tuple[float, ...] | None:
-    scores = score(model, samples, temperature=1.0, max_tokens=MAX_TOKENS)
-    return None if scores is None else tuple(torch.cat(scores.logprobs).tolist())
+def _answers(model: DistributedDataParallel, samples: tuple[Sample, ...]) -> tuple[float, ...] | None:
+    """Log-probs of the samples' tokens, or a critic's values."""
+    if model.config.value_head:
+        found = values.score(model, samples, max_tokens=MAX_TOKENS)
+    else:
+        scores = score(model, samples, temperature=1.0, max_tokens=MAX_TOKENS)
+        found = None if scores is None else scores.logprobs
+    return None if found is None else tuple(torch.cat(found).tolist())
+
+
+def _logprobs_of(model: DistributedDataParallel, output: Tensor, batch: MicroBatch) -> Tensor:
+    return logprobs_of_tokens(model, output, batch, 1.0, entropy_gradient=False)[0]
 
 
 def _sequence(index: int, length: int, vocab_size: int) -> Sample:

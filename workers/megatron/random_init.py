@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -15,9 +16,13 @@ from torch import Tensor
 from workers.megatron.hf_layout import GptWeights, box
 
 
-def fill(weights: GptWeights, seed: int, std: float) -> None:
-    """Matrices from N(0, std), as Hugging Face's `initializer_range`; norms 1, biases 0. Rounded from float32."""
-    pieces = sorted(weights.pieces(), key=lambda piece: piece.name)
+def fill(weights: GptWeights, seed: int, std: float, only: Collection[str] | None = None) -> None:
+    """Matrices from N(0, std), as Hugging Face's `initializer_range`; norms 1, biases 0. Rounded from float32.
+
+    `only`: names of the tensors to fill; unset, all.
+    """
+    chosen = (piece for piece in weights.pieces() if only is None or piece.name in only)
+    pieces = sorted(chosen, key=lambda piece: piece.name)
     for name, parts in itertools.groupby(pieces, key=lambda piece: piece.name):
         whole: Tensor | None = None
         for piece in parts:

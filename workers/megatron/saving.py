@@ -21,6 +21,7 @@ from state.errors import SlotwiseError
 from state.gang import Quorum
 from state.journal import Journal
 from state.machine import SlotMachine
+from state.slots import Slot
 from workers.megatron import checkpoint, hf_io
 from workers.megatron.convert import HUGGINGFACE
 from workers.megatron.hf_export import export_weights
@@ -69,7 +70,8 @@ class Saver:
                 with self._machine.reading(permit, kept.slot, kept.version):
                     part = checkpoints.slot_part(kept.slot, kept.version)
                     checkpoint.save_slot(path / part, model, permit=permit, by=by)
-            self._describe(path / HUGGINGFACE)
+            if self._machine.primary is Slot.ACTOR:  # a critic is no language model
+                self._describe(path / HUGGINGFACE)
         if isinstance(by, CopyNow):
             self._background = _Background(self._spec, quorum.publish_id, by.copies, self._journal)
 

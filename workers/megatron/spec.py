@@ -18,6 +18,8 @@ class SlotSpec:
     load: LoadSpec
     version: int
     tier: Tier
+    fresh_head: bool = False
+    """Of a critic: what is loaded is a policy, which has no value head; a new one is drawn from the seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,10 @@ class WorkerSpec:
     """Published versions of the actor to keep as `old_actor`; 0: the worker has no such slot."""
     ref_update_interval: int | None
     """Refresh the reference from the actor after every so many rollouts of the run. None: never."""
+    value_clip: float | None
+    """Of a critic: see `CriticConfig`."""
     model: ModelConfig
     train: TrainConfig
+    """Of this role: a critic's has the optimizer of section `critic`."""
     algorithm: AlgorithmConfig
     weights: WeightsConfig

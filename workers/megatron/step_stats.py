@@ -96,15 +96,9 @@ def reduce(parts: Sequence[Partial], outcome: StepOutcome, *, measures_kl: bool,
         group = parallel_state.get_data_parallel_group()
         dist.all_reduce(sums, group=group)
         dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
-    last, stages = (
-        parallel_state.get_pipeline_model_parallel_last_rank(),
-        parallel_state.get_pipeline_model_parallel_group(),
-    )
-    both = torch.cat([sums, extremes])
-    dist.broadcast(both, src=last, group=stages)
     (
         loss, pg_loss, kl_loss, entropy, ratio, clipped, tokens, sequences, masked, micro_batches, highest, lowest
-    ) = both.tolist()  # fmt: skip
+    ) = tell_all_stages(torch.cat([sums, extremes]))  # fmt: skip
     return StepStats(
         loss=loss,
         pg_loss=pg_loss,
@@ -120,6 +114,14 @@ def reduce(parts: Sequence[Partial], outcome: StepOutcome, *, measures_kl: bool,
         micro_batches=int(micro_batches),
         **dataclasses.asdict(outcome),
     )
+
+
+def tell_all_stages(values: Tensor) -> list[float]:
+    """`values` of the last pipeline stage, on every stage; all of them call it together."""
+    last = parallel_state.get_pipeline_model_parallel_last_rank()
+    dist.broadcast(values, src=last, group=parallel_state.get_pipeline_model_parallel_group())
+    told: list[float] = values.tolist()
+    return told
 
 
 def nothing_to_learn(lr: float) -> StepStats:

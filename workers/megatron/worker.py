@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import pkgutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from megatron.core import parallel_state
 from torch.distributed import Store
 
 from state.ambient import TorchAmbient
@@ -24,22 +23,20 @@ from state.machine import SlotMachine
 from state.resume import LoadSpec
 from state.slots import Provenance, Slot, SlotView, Tier
 from state.store import SlotStore
-from workers.algorithms.aggregate import StepTotals
-from workers.batch import StepShard, TrainShard
+from workers.batch import TrainShard
 from workers.device import Device
 from workers.megatron import checkpoint, hf_io, probe, random_init
 from workers.megatron.cpu import redirect
-from workers.megatron.experience import assemble, placeholders
-from workers.megatron.forward import train_step
-from workers.megatron.hf_layout import GptWeights
-from workers.megatron.loss import TrainSample
+from workers.megatron.critic import Critic
+from workers.megatron.estimates import Targets, Values
+from workers.megatron.experience import Experience
+from workers.megatron.hf_layout import VALUE_HEAD, GptWeights
 from workers.megatron.model import build, load_hf_config
 from workers.megatron.optimizer import build_optimizer
 from workers.megatron.parallel import Layout, initialise
+from workers.megatron.policy import Policy
 from workers.megatron.saving import Saver, Written
-from workers.megatron.scoring import Scorer
 from workers.megatron.spec import SlotSpec, WorkerSpec
-from workers.megatron.step_stats import StepStats, summary
 from workers.weights import transports
 from workers.weights.process_group import connect, listen
 from workers.weights.rendezvous import Endpoint
@@ -88,7 +85,8 @@ class MegatronRank:
                 spec.worker.rank, layout, self._store, spec.seed, self._device, spec.train.timeout_s
             )
             hf_config = load_hf_config(spec.model)
-            gpt = build(hf_config, layout, spec.model, spec.train.megatron, seed=None)
+            is_critic = spec.slots[0].slot is Slot.CRITIC
+            gpt = build(hf_config, layout, spec.model, spec.train.megatron, seed=None, value_head=is_critic)
             self._model, self._optimizer = build_optimizer(gpt, spec.train, spec.total_steps)
             self._weights = GptWeights(gpt)
             self._sender = transports.sender(
@@ -115,14 +113,11 @@ class MegatronRank:
                 keep_old_actors=spec.keep_old_actors,
                 kept=kept,
             )
-            self._scorer = Scorer(
-                self._model,
-                self._optimizer,
-                self._machine,
-                spec.algorithm,
-                temperature=spec.temperature,
-                max_tokens=spec.train.max_tokens_per_micro_batch,
-            )
+            self._learner: Policy | Critic
+            if is_critic:
+                self._learner = Critic(spec, self._model, self._optimizer, self._place)
+            else:
+                self._learner = Policy(spec, self._model, self._optimizer, self._machine, self._place)
             self._saver = Saver(spec, self._model, self._weights, self._optimizer, self._machine, self._journal)
             for slot in spec.slots:
                 provenance = _provenance(slot.load, spec.seed)
@@ -143,9 +138,10 @@ class MegatronRank:
     def _fill(self, slot: SlotSpec) -> None:
         """Write the live tensors; for the primary the optimizer too. Everything it needs to know is in `slot`."""
         load, primary = slot.load, slot is self._spec.slots[0]
+        std = self._weights.hf_config.initializer_range
         match load.kind:
             case "random":
-                random_init.fill(self._weights, self._spec.seed, self._weights.hf_config.initializer_range)
+                random_init.fill(self._weights, self._spec.seed, std)
             case "huggingface":
                 assert load.path is not None
                 hf_io.load_huggingface(self._weights, load.path)
@@ -154,50 +150,61 @@ class MegatronRank:
                 if primary and self._spec.load_optimizer:
                     checkpoint.load_state(path, self._model, self._optimizer, load_rng=self._spec.load_rng)
                     return
-                checkpoint.load_weights(path, self._model)
+                checkpoint.load_weights(path, self._model, but_head=slot.fresh_head)
+        if slot.fresh_head:
+            random_init.fill(self._weights, self._spec.seed, std, VALUE_HEAD)
         if primary:
             self._optimizer.reload_masters()
 
     # ---- training --------------------------------------------------------------------------------------------
 
-    def train(self, shard: TrainShard) -> dict[str, float] | None:
-        """Train on one rollout. Returns the gang's metrics on one rank, None on the others."""
+    def values(self, shard: TrainShard) -> Values:
+        """Of a critic: the values of a rollout's samples, on the last pipeline stage; None on the others."""
         with redirect(self._device):
-            steps, metrics = self._experience(shard)
+            return self._critic.values(shard)
+
+    def experience(self, shard: TrainShard, values: Values) -> tuple[Experience, Targets | None]:
+        """Of an actor, with the values that the same rank of its critic found: what to train it on, and what the critic
+        is to learn (on the last pipeline stage; None on the others)."""
+        with redirect(self._device):
+            return self._policy.experience(shard, values)
+
+    def train(self, shard: TrainShard, given: Experience | Targets | None = None) -> Mapping[str, float] | None:
+        """Train on one rollout. Returns the gang's metrics on one rank, None on the others.
+
+        `given`: what `experience` made for this rank, where a critic takes part; for a critic what it is to learn.
+        """
+        with redirect(self._device):
+            learn = self._learning(shard, given)
             with self._slots.step(shard.rollout_id) as scope:
-                stats = [
-                    self._train_step(step, samples, scope.before_write)
-                    for step, samples in zip(shard.steps, steps, strict=True)
-                ]
+                metrics = learn(scope.before_write)
             interval = self._spec.ref_update_interval
             if interval is not None and (shard.rollout_id + 1) % interval == 0:
                 self._slots.snapshot(Slot.REF)
         place = self._place
-        is_speaker = place.is_last_stage and place.tp == 0 and place.dp == 0
-        return metrics | summary(stats) if is_speaker else None
+        return metrics if place.is_last_stage and place.tp == 0 and place.dp == 0 else None
 
-    def _experience(self, shard: TrainShard) -> tuple[tuple[tuple[TrainSample, ...], ...], dict[str, float]]:
-        """What to train on, and what scoring measured: on the last pipeline stage, where losses are computed."""
-        algorithm = self._spec.algorithm
-        scored, seconds = self._scorer.score(shard.samples)
-        if not self._place.is_last_stage:
-            return placeholders(shard, algorithm), seconds
-        steps, metrics = assemble(shard, scored, algorithm, parallel_state.get_data_parallel_group())
-        return steps, seconds | metrics
+    def _learning(
+        self, shard: TrainShard, given: Experience | Targets | None
+    ) -> Callable[[Callable[[], None]], Mapping[str, float]]:
+        """The optimizer steps of a rollout; whatever comes before them is done."""
+        if isinstance(self._learner, Critic):
+            assert not isinstance(given, Experience)
+            return partial(self._learner.learn, shard, given)
+        assert not isinstance(given, Targets)
+        return partial(self._learner.learn, shard, given or self._learner.experience(shard, None)[0])
 
-    def _train_step(
-        self, step: StepShard, samples: tuple[TrainSample, ...], before_write: Callable[[], None]
-    ) -> StepStats:
-        return train_step(
-            self._model,
-            self._optimizer,
-            samples,
-            StepTotals(step.total_tokens, step.total_sequences, self._spec.max_response_len),
-            algorithm=self._spec.algorithm,
-            temperature=self._spec.temperature,
-            max_tokens=self._spec.train.max_tokens_per_micro_batch,
-            before_write=before_write,
-        )
+    @property
+    def _policy(self) -> Policy:
+        if not isinstance(self._learner, Policy):
+            raise RuntimeError(f"{self._spec.worker} is a critic; it was asked for what an actor does")
+        return self._learner
+
+    @property
+    def _critic(self) -> Critic:
+        if not isinstance(self._learner, Critic):
+            raise RuntimeError(f"{self._spec.worker} is no critic; it was asked for what a critic does")
+        return self._learner
 
     # ---- letting bytes out -----------------------------------------------------------------------------------
 

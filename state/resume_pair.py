@@ -1,0 +1,62 @@
+"""Two roles that train together continue together: from one iteration that both have, saved at one time. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from state.errors import ResumeError
+
+
+@dataclass(frozen=True, slots=True)
+class Saves:
+    """The whole saves of one role: by iteration, in which incarnation of the run it was made (None: not known)."""
+
+    role: str
+    path: str
+    incarnations: Mapping[int, int | None]
+
+    def __str__(self) -> str:
+        newest = max(self.incarnations, default=None)
+        return f"the {self.role}'s newest in {self.path} is {'none' if newest is None else f'iteration {newest}'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Where both continue from. `warning` where that is not what was asked for."""
+
+    iteration: int
+    warning: str | None = None
+
+
+def pair(asked: int, actor: Saves, critic: Saves, *, must: bool) -> Pair:
+    """The iteration `asked` of the actor where the critic has it too, else the newest before it that both have.
+
+    A critic that is ahead was saved just before a kill, and is left. Iterations of one number from two branches of a
+    run are no pair. Raises `ResumeError` that names both where none is found, or `must` allows no other.
+    """
+    both = [n for n, made in actor.incarnations.items() if n in critic.incarnations and n <= asked]
+    paired = [n for n in both if _fit(actor.incarnations[n], critic.incarnations[n])]
+    if asked in paired:
+        return Pair(asked)
+    fault = f"{actor}, {critic}"
+    if asked in both:
+        first, second = actor.incarnations[asked], critic.incarnations[asked]
+        fault = (
+            f"{fault}; iteration {asked} of the actor was saved in start {first} of its run, the critic's in {second}"
+        )
+    elif asked not in critic.incarnations:
+        fault = f"{fault}; the critic has no whole iteration {asked}, which the actor is to continue from"
+    if not paired:
+        raise ResumeError(
+            f"actor and critic have no iteration in common: {fault}. Restore what is missing, or begin anew from the "
+            "actor's weights with checkpoint.weights_only and another checkpoint.save"
+        )
+    newest = max(paired)
+    if must:
+        raise ResumeError(f"{fault}. The newest that both have is {newest}: name it with checkpoint.ckpt_step {newest}")
+    return Pair(newest, f"{fault}. Both continue from iteration {newest}, the newest that both have")
+
+
+def _fit(actor: int | None, critic: int | None) -> bool:
+    return actor is None or critic is None or actor == critic

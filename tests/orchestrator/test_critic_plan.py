@@ -1,0 +1,136 @@
+"""What a critic starts from, beside each thing that an actor can start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import resuming
+from orchestrator.config import Config
+from orchestrator.continuity import expected
+from orchestrator.fingerprints import fingerprints
+from state import checkpoints
+from state.errors import ResumeError
+from state.resume import CriticLoad, LoadSpec
+from tests.orchestrator.valid_config import with_flags
+
+CURSOR = {"fingerprint": "f", "position": 0, "epoch": 0, "next_group_id": 0, "left_out": 0}
+DATA: dict[str, Any] = {"cursor": CURSOR, "waiting": []}
+PPO = ("--algorithm.advantage_estimator", "ppo")
+
+
+def config(root: Path, *flags: str) -> Config:
+    where = ("--checkpoint.save", str(root / "ckpt"), "--checkpoint.save_interval", "1")
+    return with_flags(root, *PPO, *where, *flags)
+
+
+def saved(root: Path, config: Config, role: str, *iterations: int, incarnation: int = 1) -> None:
+    for iteration in iterations:
+        directory = checkpoints.begin(root, iteration)
+        if role == "actor":
+            checkpoints.write_data(directory, DATA)
+        marker: dict[str, Any] = {"role": role, "incarnation": incarnation, "digest": role, "slots": []}
+        marker |= {"dtype": config.model.dtype, "fingerprint": fingerprints(config)}
+        checkpoints.commit(root, iteration, marker, None)
+
+
+def of_critic(path: Path, iteration: int, *, optimizer: bool = True) -> CriticLoad:
+    return CriticLoad(LoadSpec(str(path), iteration, "native"), load_optimizer=optimizer, fresh_head=False)
+
+
+def test_a_fresh_critic_begins_with_what_the_actor_does(tmp_path: Path) -> None:
+    plan = resuming.plan(config(tmp_path))
+    assert plan.critic == CriticLoad(plan.load, load_optimizer=False, fresh_head=True)
+    assert plan.to_json()["critic"] == {"path": None, "iteration": None, "load_optimizer": False, "fresh_head": True}
+
+
+def test_other_estimators_have_none(tmp_path: Path) -> None:
+    plan = resuming.plan(with_flags(tmp_path))
+    assert plan.critic is None
+    assert "critic" not in plan.to_json()
+
+
+def test_both_continue_from_the_newest_and_a_critic_that_is_ahead_waits(tmp_path: Path) -> None:
+    asked = config(tmp_path)
+    saved(tmp_path / "ckpt", asked, "actor", 0, 1)
+    saved(tmp_path / "ckpt-critic", asked, "critic", 0, 1, 2)
+    plan = resuming.plan(asked)
+    assert (plan.start_rollout_id, plan.warnings) == (2, ())
+    assert plan.critic == of_critic(tmp_path / "ckpt-critic", 1)
+    assert expected(asked, plan).keys() == {"actor", "critic"}
+
+
+def test_without_the_critics_newest_both_go_back_and_the_warning_names_both(tmp_path: Path) -> None:
+    asked = config(tmp_path)
+    saved(tmp_path / "ckpt", asked, "actor", 0, 1)
+    saved(tmp_path / "ckpt-critic", asked, "critic", 0)
+    plan = resuming.plan(asked)
+    assert (plan.load.iteration, plan.start_rollout_id, plan.load_data) == (0, 1, True)
+    assert plan.critic == of_critic(tmp_path / "ckpt-critic", 0)
+    assert "iteration 0 is the newest that actor and critic both have" in plan.reason
+    assert "the actor's newest" in plan.warnings[0]
+    assert "the critic's newest" in plan.warnings[0]
+    for strict in (("--checkpoint.resume", "must"), ("--checkpoint.ckpt_step", "1")):
+        with pytest.raises(ResumeError, match=r"actor's newest .* iteration 1, the critic's newest .* iteration 0"):
+            resuming.plan(config(tmp_path, *strict))
+    assert resuming.plan(config(tmp_path, "--checkpoint.ckpt_step", "0")).critic == plan.critic
+
+
+def test_an_actor_that_has_trained_without_a_critic_is_not_joined_by_a_fresh_one(tmp_path: Path) -> None:
+    asked = config(tmp_path)
+    saved(tmp_path / "ckpt", asked, "actor", 0, 1)
+    with pytest.raises(ResumeError, match="no iteration in common"):
+        resuming.plan(asked)
+
+
+def test_a_run_that_begins_with_another_runs_checkpoints_takes_its_critic_too(tmp_path: Path) -> None:
+    asked = config(tmp_path, "--checkpoint.load", str(tmp_path / "old"))
+    saved(tmp_path / "old", asked, "actor", 4)
+    saved(tmp_path / "old-critic", asked, "critic", 4)
+    saved(tmp_path / "elsewhere", asked, "critic", 4)
+    assert resuming.plan(asked).critic == of_critic(tmp_path / "old-critic", 4)
+    named = ("--checkpoint.load", str(tmp_path / "old"), "--critic.load", str(tmp_path / "elsewhere"))
+    assert resuming.plan(config(tmp_path, *named)).critic == of_critic(tmp_path / "elsewhere", 4)
+    with pytest.raises(ResumeError, match=r"critic\.ckpt_step asks for iteration 2"):
+        resuming.plan(config(tmp_path, *named, "--critic.ckpt_step", "2"))
+    # Once it has saved, that is where either continues.
+    saved(tmp_path / "ckpt", asked, "actor", 5)
+    saved(tmp_path / "ckpt-critic", asked, "critic", 5)
+    assert resuming.plan(config(tmp_path, *named)).critic == of_critic(tmp_path / "ckpt-critic", 5)
+
+
+def test_weights_alone_are_taken_of_both(tmp_path: Path) -> None:
+    asked = config(tmp_path, "--checkpoint.weights_only", "--checkpoint.load", str(tmp_path / "old"))
+    saved(tmp_path / "old", asked, "actor", 4)
+    fresh = resuming.plan(asked)
+    assert fresh.critic == CriticLoad(fresh.load, load_optimizer=False, fresh_head=True)
+    saved(tmp_path / "old-critic", asked, "critic", 4)
+    assert resuming.plan(asked).critic == of_critic(tmp_path / "old-critic", 4, optimizer=False)
+
+
+def test_the_critics_own_load_and_step_never_apply_to_the_actor_nor_the_reverse(tmp_path: Path) -> None:
+    saved(tmp_path / "pretrained", config(tmp_path), "critic", 6, 7)
+    given = ("--critic.load", str(tmp_path / "pretrained"), "--critic.ckpt_step", "6")
+    plan = resuming.plan(config(tmp_path, *given))
+    assert (plan.source, plan.load, plan.start_rollout_id) == ("fresh", LoadSpec.random(), 0)
+    assert plan.critic == of_critic(tmp_path / "pretrained", 6, optimizer=False)
+    policy = config(tmp_path, "--critic.load", str(tmp_path / "policy"))
+    saved(tmp_path / "policy", policy, "actor", 3)
+    found = resuming.plan(policy).critic
+    assert found == CriticLoad(LoadSpec(str(tmp_path / "policy"), 3, "native"), load_optimizer=False, fresh_head=True)
+
+
+@pytest.mark.parametrize("option", ["--checkpoint.load", "--ref.load"])
+def test_a_critics_checkpoint_is_never_an_actors(tmp_path: Path, option: str) -> None:
+    asked = config(tmp_path, "--algorithm.kl_coef", "0.1", option, str(tmp_path / "critic"))
+    saved(tmp_path / "critic", asked, "critic", 3)
+    checkpoints.write_data(checkpoints.iteration_dir(tmp_path / "critic", 3), DATA)
+    with pytest.raises(ResumeError, match=f"{option[2:]}: .* is of a critic"):
+        (resuming.plan if option == "--checkpoint.load" else resuming.plan_ref)(asked)
+
+
+def test_iterations_that_are_asked_for_by_number_are_kept(tmp_path: Path) -> None:
+    given = ("--critic.load", str(tmp_path / "ckpt-critic"), "--critic.ckpt_step", "1")
+    assert resuming.protected(config(tmp_path, *given)) == (1,)
