@@ -12,8 +12,15 @@ from pathlib import Path
 
 from orchestrator.rollout_buffer import Rollout, rollout_to_json
 from state.slots import WeightId
+from state.stored import Count, Stored, parse
 
 PUBLISHED = "published.jsonl"
+
+
+class _Published(Stored):
+    incarnation: Count
+    version: Count
+    digest: str
 
 
 def path_of(directory: Path, rollout_id: int) -> Path:
@@ -39,9 +46,9 @@ def write_published(directory: Path, weights: WeightId, digest: str) -> None:
 
 
 def digest_of(directory: Path, weights: WeightId) -> str | None:
-    """What `write_published` said of `weights`; None when nothing did."""
+    """What `write_published` said of `weights`; None when nothing did. `Malformed` for a line that is not its."""
     published = directory / PUBLISHED
     if not published.is_file():
         return None
-    lines = [json.loads(line) for line in published.read_text().splitlines()]
-    return {WeightId(line["incarnation"], line["version"]): str(line["digest"]) for line in lines}.get(weights)
+    lines = [parse(_Published, line) for line in published.read_bytes().splitlines()]
+    return {WeightId(line.incarnation, line.version): line.digest for line in lines}.get(weights)

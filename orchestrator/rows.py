@@ -16,6 +16,8 @@ from orchestrator.config import DataConfig
 from orchestrator.data_path import DataPath, parse
 from orchestrator.generators import Generator, Row, resolve_generator
 from state.errors import SlotwiseError
+from state.stored import Malformed, Stored, parse_object
+from state.stored import parse as parse_stored
 
 DATASET_STATE = "state.json"
 _DATASET_SPLITS = "dataset_dict.json"
@@ -128,7 +130,7 @@ class _JsonLines:
     def value(self, index: int) -> Any:
         try:
             return json.loads(self._lines[index][1])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{self.where(index)}: not JSON: {error}") from error
 
     def where(self, index: int) -> str:
@@ -174,21 +176,31 @@ def _open(path: Path) -> _Table:
 def _dataset(path: Path) -> _Arrow:
     """A directory of `Dataset.save_to_disk`: `state.json` names Arrow files in the streaming format."""
     if (path / _DATASET_SPLITS).is_file():
-        splits = json.loads((path / _DATASET_SPLITS).read_bytes()).get("splits", [])
-        raise DataError(f"data.path {path} holds several splits; name one: {', '.join(f'{path}/{s}' for s in splits)}")
+        raise DataError(f"data.path {path} holds several splits; name one: {', '.join(_splits(path))}")
     if not (path / DATASET_STATE).is_file():
         raise DataError(
             f"data.path {path} is a directory without {DATASET_STATE}: expected a JSONL or Parquet file, or a "
             "directory that a Hugging Face Dataset was saved to with save_to_disk"
         )
     try:
-        state: Mapping[str, Any] = json.loads((path / DATASET_STATE).read_bytes())
+        state: Mapping[str, Any] = parse_object((path / DATASET_STATE).read_bytes())
         files = [path / entry["filename"] for entry in state["_data_files"]]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path / DATASET_STATE} is not that of a saved Hugging Face Dataset: {error!r}") from error
     if state.get("_indices_data_files"):
         raise DataError(f"data.path {path} selects rows by an index file: save it anew after Dataset.flatten_indices()")
     return _arrow(path, files, _read_streams)
+
+
+class _Splits(Stored):
+    splits: list[str]
+
+
+def _splits(path: Path) -> list[str]:
+    try:
+        return [f"{path}/{split}" for split in parse_stored(_Splits, (path / _DATASET_SPLITS).read_bytes()).splits]
+    except Malformed as error:
+        raise DataError(f"{path / _DATASET_SPLITS} {error}: it is not that of a saved Hugging Face Dataset") from error
 
 
 def _arrow(path: Path, files: Sequence[Path], read: Callable[[Sequence[Path]], Any]) -> _Arrow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -26,6 +27,7 @@ from state.slots import Slot
 DRIVER_JOURNAL = "driver.jsonl"
 _BEGIN = ("driver_started", "gang_rebuild")
 """Kinds of entries that begin an incarnation."""
+_FILES = ("config.yaml", "resume.json", "metrics.jsonl", "eval.jsonl", "samples.jsonl")
 _KEPT = 4000
 """Characters of an error, with the traceback of the rank, that are kept in the journal."""
 
@@ -46,6 +48,9 @@ class RunDir:
             (path / "journal").mkdir(parents=True, exist_ok=True)
             for other in sorted((path / "journal").glob("*.jsonl")):
                 require_whole(other)  # those of ranks and engines are written on too, where nobody sees this soon
+            for name in _FILES:
+                if (path / name).is_dir():
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path / name))
             journal_path = path / "journal" / DRIVER_JOURNAL
             known = _incarnations(journal_path)
             journal = Journal(journal_path, "driver")

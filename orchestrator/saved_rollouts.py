@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +9,17 @@ from typing import Any
 
 from orchestrator.batching import data_parallel_size, num_rollouts, steps_per_rollout
 from orchestrator.config import Config
+from orchestrator.data_state import StoredRollout
 from orchestrator.dispatch import behaviour_versions, shards, trainable
 from orchestrator.rollout_buffer import Rollout, RolloutBuffer, rollout_from_json
 from orchestrator.rollout_desk import RolloutRefs
-from orchestrator.rollout_files import digest_of, path_of
-from state.errors import SlotwiseError
+from orchestrator.rollout_files import PUBLISHED, digest_of, path_of
+from state.errors import ResumeError
+from state.stored import Malformed, check, parse_object
 from workers.batch import TrainShard
 
 
-class NoSavedRollout(SlotwiseError):
+class NoSavedRollout(ResumeError):
     """A rollout that is to be trained on is not there, or not whole."""
 
 
@@ -57,9 +58,12 @@ class SavedRollouts:
     def read(self, rollout_id: int) -> Replayed:
         path = path_of(self._directory, rollout_id)
         try:
-            rollout = rollout_from_json(json.loads(path.read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise NoSavedRollout(f"{path} is no saved rollout: {error!r}") from error
+            content = parse_object(path.read_bytes())
+            if wrong := check(StoredRollout, content):
+                raise Malformed(wrong)
+        except (OSError, Malformed) as error:
+            raise NoSavedRollout(f"{path} is no saved rollout: {error}") from error
+        rollout = rollout_from_json(content)
         self._buffer.add(rollout)
         parts = shards(rollout_id, rollout.samples, steps_per_rollout(self._config), data_parallel_size(self._config))
         stats = {**rollout.stats, "rollout/trained_samples": len(trainable(rollout.samples))}
@@ -76,4 +80,7 @@ class SavedRollouts:
 
     def _generated_by(self, rollout: Rollout) -> str | None:
         versions = {version for sample in rollout.samples for version in sample.versions}
-        return digest_of(self._directory, versions.pop()) if len(versions) == 1 else None
+        try:
+            return digest_of(self._directory, versions.pop()) if len(versions) == 1 else None
+        except Malformed as error:
+            raise NoSavedRollout(f"{self._directory / PUBLISHED} {error}") from error

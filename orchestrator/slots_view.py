@@ -28,6 +28,7 @@ from rich.text import Text
 
 from orchestrator.options import ConfigError, Problem
 from state.slots import SHORT_DIGEST
+from state.stored import parse_object
 
 ASK_TIMEOUT_S = 1.5
 View = Mapping[str, Any]
@@ -141,7 +142,7 @@ def _last_used(run_dir: Path) -> float:
 def _ask(inspector: Path) -> View | None:
     """None when the run does not answer: it has ended, was killed, or its address file is torn."""
     try:
-        address = json.loads(inspector.read_bytes())
+        address = parse_object(inspector.read_bytes())
         request = urllib.request.Request(address["url"], headers={"Authorization": f"Bearer {address['token']}"})
         # No proxy: the address is one of this machine or of the cluster.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

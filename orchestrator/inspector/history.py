@@ -13,6 +13,7 @@ import psutil
 
 from orchestrator.inspector.lanes import SHUT_DOWN, Lane
 from orchestrator.inspector.tail import Line, Tail
+from state.entries import fault
 
 HEADLINE = ("reward/mean", "train/kl_loss", "train/grad_norm", "perf/step_s")
 
@@ -52,7 +53,7 @@ class History:
         """Read what was written since; whether there was anything."""
         before = self.revision
         for path in sorted(self.run_dir.glob("journal/*.jsonl")):
-            tail = self._tails.setdefault(path, Tail(path))
+            tail = self._tails.setdefault(path, Tail(path, fault))
             for line in tail.read():
                 self._take(line, tail)
         self._read_metrics()
@@ -156,11 +157,15 @@ class History:
             step = line.entry.get("step")
             if isinstance(step, int):
                 self.revision += 1
-                self.metrics[step] = {name: line.entry.get(name) for name in HEADLINE}
+                self.metrics[step] = {name: _number(line.entry.get(name)) for name in HEADLINE}
 
 
 _LEFT_OUT = ("tensors", "transitions", "summaries", "replicas")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) else None
 
 
 def plain_text(text: str) -> str:

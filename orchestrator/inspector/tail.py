@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from state.stored import Malformed, parse_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +21,14 @@ class Line:
 
 @dataclass(slots=True)
 class Tail:
-    """A last line that is torn waits for its rest. `damaged` counts lines that are no JSON objects; they are skipped.
+    """A last line that is torn waits for its rest. `damaged` counts lines that are no JSON objects, or that `fault`
+    finds something wrong with; they are skipped.
 
     A file that was replaced or has shrunk is read again from its start, which `restarts` counts.
     """
 
     path: Path
+    fault: Callable[[Mapping[str, Any]], str | None] = field(default=lambda entry: None)
     restarts: int = 0
     damaged: int = 0
     _offset: int = 0
@@ -44,7 +47,7 @@ class Tail:
         lines = []
         for raw in whole.splitlines(keepends=True):
             entry = _entry(raw)
-            if entry is None:
+            if entry is None or self.fault(entry) is not None:
                 self.damaged += 1
             else:
                 lines.append(Line(entry, self._offset))
@@ -67,7 +70,6 @@ class Tail:
 
 def _entry(raw: bytes) -> Mapping[str, Any] | None:
     try:
-        entry = json.loads(raw.decode())
-    except ValueError:
+        return parse_object(raw)
+    except Malformed:
         return None
-    return entry if isinstance(entry, dict) else None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.tracking.base import plain
+from state.stored import Malformed, parse_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,9 @@ def set_aside(path: Path) -> Path:
 
 def _step_of(line: bytes) -> int | None:
     try:
-        record = json.loads(line)
-    except ValueError:
+        step = parse_object(line).get("step")
+    except Malformed:
         return None
-    step = record.get("step") if isinstance(record, dict) else None
     return step if isinstance(step, int) else None
 
 

@@ -174,7 +174,7 @@ def test_a_marker_that_does_not_say_what_was_saved_is_believed_only_where_that_i
 # ---- the directory of a run ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "resume.json", "journal/driver.jsonl"])
+@pytest.mark.parametrize("name", ["config.yaml", "resume.json", "samples.jsonl", "journal/driver.jsonl"])
 def test_a_directory_in_the_place_of_a_file_of_the_run_ends_with_two(config: Config, name: str) -> None:
     (resuming.run_dir(config) / name).mkdir(parents=True)
     with pytest.raises(Exception, match="Is a directory") as ended:

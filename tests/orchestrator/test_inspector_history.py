@@ -138,10 +138,12 @@ def test_what_went_wrong_is_told_in_order_of_time_with_its_reason(troubled: Path
 def test_colours_of_a_terminal_are_left_out_of_reasons(tmp_path: Path) -> None:
     (tmp_path / "journal").mkdir()
     entries = [
-        {"seq": 1, "kind": "driver_started", "at": 1.0, "incarnation": 1, "pid": 1},
+        {"seq": 1, "kind": "driver_started", "at": 1.0, "incarnation": 1, "pid": 1, "start_rollout_id": None},
         {"seq": 2, "kind": "run_ended", "at": 2.0, "outcome": "failed", "reason": "\x1b[36mray::init()\x1b[39m"},
     ]
-    (tmp_path / "journal" / "driver.jsonl").write_text("".join(json.dumps(e) + "\n" for e in entries))
+    (tmp_path / "journal" / "driver.jsonl").write_text(
+        "".join(json.dumps(e | {"source": "driver"}) + "\n" for e in entries)
+    )
     assert history_of(tmp_path).problems[0]["reason"] == "ray::init()"
 
 

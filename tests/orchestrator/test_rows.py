@@ -123,7 +123,7 @@ def test_another_slice_is_other_data_and_another_spelling_is_not(tmp_path: Path)
     assert both(f"{path}@[1:3]") == both(f"{path}@[ +1 : 3 ]")
     whole, first, second = both(str(path)), both(f"{path}@[1:3]"), both(f"{path}@[1:4]")
     assert len({*whole, *first, *second}) == 6
-    assert "@[1:3]/" in first[1]
+    assert "@[1:3](" in first[1]
 
 
 @pytest.mark.parametrize("store", [parquet, dataset])
@@ -160,6 +160,13 @@ def test_a_directory_that_is_no_dataset_is_said_with_what_would_be(tmp_path: Pat
         read(tmp_path)
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     with pytest.raises(DataError, match=f"several splits; name one: {tmp_path}/train, {tmp_path}/test"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"splits": 3}', "[" * 9999])
+def test_a_damaged_list_of_splits_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "dataset_dict.json").write_text(content)
+    with pytest.raises(DataError, match=r"dataset_dict\.json .* not that of a saved Hugging Face Dataset"):
         read(tmp_path)
 
 
