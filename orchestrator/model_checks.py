@@ -1,13 +1,14 @@
-"""Whether a Hugging Face config can be that of a model, and be split as the configuration says. Pure."""
+"""Whether a Hugging Face config can be that of a model, and be split as the configuration says."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from orchestrator.config import Config
 from orchestrator.divisors import divisors, listed
-from orchestrator.hf_files import model_fields
+from orchestrator.hf_files import model_fields, read
 from orchestrator.options import Problem
 from state.stored import shown
 
@@ -40,6 +41,40 @@ def of_files(config: Config) -> Iterator[Problem]:
         for problem in _problems(config, fields, "{}"):
             of_option = problem.key.startswith("train.")
             yield problem if of_option else Problem(option, f"config.json: {problem.key}: {problem.message}")
+
+
+def vocabulary(config: Config) -> Iterator[Problem]:
+    """A model that is written out must know every token of the tokenizer, where that is on this machine."""
+    size = (config.model.config or {}).get("vocab_size")
+    if config.model.tokenizer is None or type(size) is not int:
+        return
+    needed = _tokens_of(read(Path(config.model.tokenizer) / "tokenizer.json", "model.tokenizer") or {})
+    if 0 < size < needed:
+        yield Problem(
+            "model.config.vocab_size",
+            f"{size} is less than the {needed} tokens of {config.model.tokenizer}; use at least {needed}",
+        )
+
+
+def _tokens_of(tokenizer: Fields) -> int:
+    """One more than the largest id in a `tokenizer.json`; 0 where it does not say in a known way."""
+    ids = [-1]
+    match tokenizer.get("model"):
+        case {"vocab": dict(vocab)}:
+            ids += [number for number in vocab.values() if type(number) is int]
+        case {"vocab": list(vocab)}:
+            ids.append(len(vocab) - 1)
+    match tokenizer.get("added_tokens"):
+        case list(added):
+            ids += [number for one in added for number in _id_of(one)]
+    return max(ids) + 1
+
+
+def _id_of(token: Any) -> list[int]:
+    match token:
+        case {"id": int(number)}:
+            return [number]
+    return []
 
 
 def _problems(config: Config, fields: Fields, key: str) -> Iterator[Problem]:

@@ -39,7 +39,8 @@ def here(config: Config) -> Surroundings:
 
 def problems(config: Config, surroundings: Surroundings) -> tuple[Problem, ...]:
     """What cannot work here."""
-    found = [*_packages(config), *model_checks.of_files(config), *context.problems(config)]
+    found = [*_packages(config), *model_checks.of_files(config), *model_checks.vocabulary(config)]
+    found += context.problems(config)
     if surroundings.in_ray_job:
         found += thrown_away(config)
     if surroundings.on_one_machine:

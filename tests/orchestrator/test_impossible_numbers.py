@@ -77,6 +77,28 @@ def test_a_config_of_files_is_looked_at_too(
     assert "model.hf_checkpoint (--model.hf_checkpoint): config.json: num_key_value_heads" in capsys.readouterr().err
 
 
+def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with_flags(tmp_path)
+    file = tmp_path / "tokenizer" / "tokenizer.json"
+    told = {"model": {"vocab": {"a": 0, "b": 31}}, "added_tokens": [{"id": 30}]}
+    flags = ("train", "valid.yaml", "--model.config", json.dumps(WHOLE), "--dry-run")
+    for changes, code in (
+        ({}, ExitCode.DONE),
+        ({"added_tokens": [{"id": 32}]}, ExitCode.CONFIG),
+        ({"model": {"vocab": [["a", 0.5]] * 33}}, ExitCode.CONFIG),
+        ({"model": [], "added_tokens": [{}, 3]}, ExitCode.DONE),
+    ):
+        file.write_text(json.dumps(told | changes))
+        assert main(flags) == code, changes
+        assert ("32 is less than the 33 tokens" in capsys.readouterr().err) == (code is ExitCode.CONFIG)
+    file.write_text("xx")
+    assert main(flags) == ExitCode.CONFIG
+    assert "tokenizer.json is not JSON" in capsys.readouterr().err
+
+
 # ---- batches ---------------------------------------------------------------------------------------------------------
 
 
