@@ -7,7 +7,6 @@ dataset directories need pyarrow (`pip install "slotwise[parquet]"`), which is i
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ from orchestrator.config import DataConfig
 from orchestrator.data_path import DataPath, parse
 from orchestrator.generators import Generator, Row, resolve_generator
 from state.errors import SlotwiseError
-from state.stored import Malformed, Stored, parse_object
+from state.stored import Malformed, Stored, parse_json, parse_object
 from state.stored import parse as parse_stored
 
 DATASET_STATE = "state.json"
@@ -129,9 +128,9 @@ class _JsonLines:
 
     def value(self, index: int) -> Any:
         try:
-            return json.loads(self._lines[index][1])
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{self.where(index)}: not JSON: {error}") from error
+            return parse_json(self._lines[index][1])
+        except Malformed as error:
+            raise DataError(f"{self.where(index)} {error}") from error
 
     def where(self, index: int) -> str:
         return f"{self._path}:{self._lines[index][0]}"

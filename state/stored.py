@@ -51,13 +51,18 @@ def check(kind: type[T], value: Any) -> str | None:
 
 def parse_object(content: bytes) -> dict[str, Any]:
     """`content`, a JSON object of any fields. `Malformed` for anything else."""
-    try:
-        value = from_json(content)
-    except ValueError as error:
-        raise Malformed(f"is not JSON: {error}") from error
+    value = parse_json(content)
     if not isinstance(value, dict):
         raise Malformed(f"holds {shown(value)}, which is no JSON object")
     return value
+
+
+def parse_json(content: bytes) -> Any:
+    """`content`, one JSON value, whose texts can be written again. `Malformed` for anything else."""
+    try:
+        return from_json(content)
+    except ValueError as error:
+        raise Malformed(f"is not JSON: {error}") from error
 
 
 def shown(value: Any) -> str:

@@ -24,8 +24,9 @@ async def _serve(run_dir: Path, host: str, port: int, say: Callable[[str], None]
     await pages.fresh()
     try:
         runner, address = await serve(pages, host, port)
-    except OSError as error:
-        raise ConfigError([Problem("--port", f"cannot listen on {host}:{port}: {error.strerror or error}")]) from error
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError([Problem("--port", f"cannot listen on {host}:{port}: {why}")]) from error
     say(f"{address}/?token={access.token}")
     try:
         await asyncio.Event().wait()

@@ -128,7 +128,9 @@ def test_a_generator_continues_from_its_cursor() -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ('{"prompt": "1"}\n{"prompt": "2', "rows.jsonl:2: not JSON"),
+        ('{"prompt": "1"}\n{"prompt": "2', "rows.jsonl:2 is not JSON"),
+        ('{"prompt": "\\ud800"}\n', "rows.jsonl:1 is not JSON: .* hex escape"),
+        ("[" * 9999 + "\n", "rows.jsonl:1 is not JSON: recursion limit exceeded"),
         ('{"promt": "1"}\n', "rows.jsonl:1: no key 'prompt' .*promt"),
         ('["1"]\n', "rows.jsonl:1: no key 'prompt'"),
         ('{"prompt": 3}\n', "is int; expected text"),
