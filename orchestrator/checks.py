@@ -9,6 +9,7 @@ from orchestrator import (
     data_checks,
     debug_checks,
     exporting,
+    loop_checks,
     megatron_fields,
     model_checks,
     path_checks,
@@ -32,7 +33,7 @@ def problems(config: Config) -> tuple[Problem, ...]:
     """Everything that is wrong with a combination of options; empty when it can run."""
     checks = (
         _run,
-        _length,
+        *loop_checks.CHECKS,
         _layout,
         _batch,
         _model,
@@ -60,22 +61,6 @@ def _run(config: Config) -> Iterator[Problem]:
     name = config.run.name
     if not name or name in (".", "..") or "/" in name or "\0" in name:
         yield Problem("run.name", f"{name!r} cannot name a directory; use letters, digits, `-` and `_`")
-
-
-def _length(config: Config) -> Iterator[Problem]:
-    loop, generator = config.loop, config.data.generator
-    if loop.num_rollout is None and loop.num_epoch is None:
-        yield Problem(
-            "loop.num_rollout",
-            "how long is the run? Give this, or loop.num_epoch for passes over data.path (0 rollouts: only evaluate)",
-        )
-    elif loop.num_rollout is not None and loop.num_epoch is not None:
-        yield Problem("loop.num_epoch", "give this or loop.num_rollout, not both")
-    elif loop.num_epoch is not None and generator is not None:
-        yield Problem(
-            "loop.num_epoch",
-            f"data.generator {generator} has no end, so there are no epochs of it; give loop.num_rollout",
-        )
 
 
 def _layout(config: Config) -> Iterator[Problem]:

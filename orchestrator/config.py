@@ -29,8 +29,13 @@ class RunConfig(Frozen):
 
 
 class LoopConfig(Frozen):
-    mode: Literal["sync", "async"] = "sync"
-    """`sync`: generate, train, publish. `async`: the next rollout is generated while this one is trained on."""
+    mode: Literal["sync", "async", "fully_async"] = "sync"
+    """`sync`: generate, train, publish. `async`: the next rollout is generated while this one is trained on.
+    `fully_async`: engines generate continuously, also through a publish; training takes what is finished, the oldest
+    first, none of it staler than `max_staleness`."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """Of a `fully_async` loop: how many versions of the actor may lie between the oldest token of a sample and the
+    version that is trained on it (AReaL's `max_head_offpolicyness`, its paper's eta, arXiv 2505.24298). Unset: 1."""
     num_rollout: int | None = Field(default=None, ge=0)
     """Rollouts of the whole run; a resumed run does what is left of them. 0: only evaluate."""
     num_epoch: int | None = Field(default=None, ge=1)

@@ -103,6 +103,16 @@ class DataSource:
         self.check_state(state)
         self._cursor = Cursor(**{one.name: state[one.name] for one in fields(Cursor)})
 
+    def again(self, state: Mapping[str, Any]) -> Prompt:
+        """The prompt that was next when `state` was returned. How far the data was read stays as it is."""
+        here = self._cursor
+        try:
+            self.restore(state)
+            (prompt,) = self.next(1)
+            return prompt
+        finally:
+            self._cursor = here
+
     def _collect(self, n: int, until_epoch: int | None) -> list[Prompt]:
         # Twice the size: with a new order each epoch, all usable rows may come first in one and last in the next.
         patience = _ENDLESS_PATIENCE if self._rows.size is None else 2 * self._rows.size

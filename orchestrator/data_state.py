@@ -1,8 +1,9 @@
-"""What `data.json` of a checkpoint holds: the trained cursor, and rollouts that wait to be trained on."""
+"""What `data.json` of a checkpoint holds: the cursor, and rollouts or groups that wait to be trained on."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,11 +57,48 @@ class StoredRollout(Stored):
     stats: dict[str, Any]
 
 
+class StoredVerdict(Stored):
+    """See `rewards.scoring.Judged`."""
+
+    reward: FiniteFloat | None
+    timed_out: bool
+    error: str | None
+
+
+class StoredGroup(Stored):
+    """See `stream_state.Finished`."""
+
+    at: StoredCursor | None
+    samples: Annotated[list[StoredSample], Field(min_length=1)]
+    judged: list[StoredVerdict]
+    failed: list[str]
+    asked_again: Count
+
+
 class DataState(Stored):
-    """See `rollout_buffer.RolloutBuffer.state`."""
+    """See `rollout_buffer.RolloutBuffer.state`; with `groups` and `unfinished` prompts `stream_state.StreamState`."""
 
     cursor: StoredCursor
     waiting: list[StoredRollout]
+    groups: list[StoredGroup] = Field(default_factory=list)
+    unfinished: list[StoredCursor] = Field(default_factory=list)
+
+
+def waiting_versions(state: Mapping[str, Any]) -> frozenset[int]:
+    """Versions of the actor that generated what waits in a checkpoint to be trained on."""
+    parts = (*state["waiting"], *state.get("groups", ()))
+    return frozenset(int(version) for part in parts for sample in part["samples"] for _, version in sample["versions"])
+
+
+def refuse_groups(state: Mapping[str, Any], mode: str, directory: str | os.PathLike[str]) -> None:
+    """Raise `ResumeError` for groups that wait, where the loop takes rollouts as a whole."""
+    finished, unfinished = len(state.get("groups", ())), len(state.get("unfinished", ()))
+    if mode != "fully_async" and finished + unfinished:
+        raise ResumeError(
+            f"{directory} was saved by a `fully_async` loop: {finished} groups wait to be trained on and {unfinished} "
+            f"were under way, which a `{mode}` loop would lose. Continue with loop.mode fully_async, or from "
+            "its weights alone with checkpoint.weights_only"
+        )
 
 
 def read(directory: str | os.PathLike[str]) -> dict[str, Any]:

@@ -9,9 +9,8 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from orchestrator.engine_lanes import Lanes
 from orchestrator.generation import Ask, Generate, check_trajectory
 from orchestrator.requests import requests_for, to_sample
 from orchestrator.rewards.registry import RewardFunction
@@ -20,7 +19,7 @@ from orchestrator.tokenizer import decode_response
 from state.errors import SlotwiseError
 from workers.batch import Prompt, Sample, Trajectory
 from workers.config import SamplingConfig
-from workers.rollout.protocol import GenerateRequest
+from workers.rollout.protocol import GenerateRequest, GenerateResult
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -71,23 +70,31 @@ class _Made:
     error: str | None = None
 
 
+class Asks(Protocol):
+    """Whoever is asked for responses."""
+
+    async def ask(self, number: int, request: GenerateRequest, sampling: SamplingConfig) -> GenerateResult:
+        """The answer to a request of group `number`, which decides the engine."""
+        ...
+
+
 class GroupWork:
-    """Works on the groups of one rollout."""
+    """Works on groups, one by one."""
 
     def __init__(
         self,
         task: Task,
-        lanes: Lanes,
+        asks: Asks,
         tokenizer: PreTrainedTokenizerBase,
         run_seed: int,
         judges: asyncio.Semaphore,
     ) -> None:
         """`judges` bounds how many samples are judged at once."""
-        self._task, self._lanes, self._tokenizer, self._judges = task, lanes, tokenizer, judges
+        self._task, self._asks, self._tokenizer, self._judges = task, asks, tokenizer, judges
         self._seed_of = (run_seed, task.purpose)
 
     async def group(self, number: int, prompt: Prompt) -> Group:
-        """Group `number` of the rollout, which decides whom to ask."""
+        """Group `number`, which decides whom to ask."""
         requests = requests_for(prompt, self._task.n_samples_per_prompt, self._seed_of)
         made: dict[int, _Made] = {}
         attempt = 0
@@ -127,7 +134,7 @@ class GroupWork:
         return {i: task.result() for i, task in tasks.items() if task in done}
 
     async def _sample(self, number: int, prompt: Prompt, index: int, request: GenerateRequest) -> _Made:
-        ask = Ask(request, self._task.sampling, lambda one, sampling: self._lanes.ask(number, one, sampling))
+        ask = Ask(request, self._task.sampling, lambda one, sampling: self._asks.ask(number, one, sampling))
         try:
             trajectory = await self._trajectory(prompt, ask)
         except (SlotwiseError, asyncio.CancelledError):

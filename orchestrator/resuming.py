@@ -176,8 +176,7 @@ def _of_the_same(config: Config, made: ResumePlan, inventory: Inventory | None) 
             f"{'; '.join(words[kind] for kind in refused)}. Continue with the same, name another checkpoint.load or "
             f"checkpoint.save, or accept it with checkpoint.allow_mismatch [{', '.join(refused)}]"
         )
-    if made.load_data:
-        data_state.read(directory)
+    waiting = data_state.read(directory) if made.load_data else None
     checkpoints.read_probe(directory)  # what is damaged is refused before anything starts
     continuing = f"checkpoint.allow_mismatch: continuing from {directory}"
     warnings = [f"{continuing}, which does not say {what}" for what in untold.values()]
@@ -185,6 +184,8 @@ def _of_the_same(config: Config, made: ResumePlan, inventory: Inventory | None) 
     if made.load_data and {"tokenizer", "data"} & found.keys():
         warnings.append("the data cursor and samples still waiting are left behind: prompts begin with the first")
         made = replace(made, load_data=False, reason=f"{made.reason}; the data cursor is left behind")
+    if made.load_data and waiting is not None:
+        data_state.refuse_groups(waiting, config.loop.mode, directory)
     if made.load_optimizer:
         warnings += changing_slots.warnings(config, directory, marker)
     return replace(made, warnings=(*made.warnings, *warnings))

@@ -40,12 +40,6 @@ class RolloutBuffer:
         """The data source's state after the last rollout that was made: where the next one begins."""
         return self._made_cursor
 
-    @property
-    def waiting_versions(self) -> frozenset[int]:
-        """Versions of the actor that generated what is waiting to be trained on."""
-        waiting = (*self._waiting.values(), *self._restored)
-        return frozenset(w.version for rollout in waiting for sample in rollout.samples for w in sample.versions)
-
     def take(self, rollout_id: int) -> Rollout | None:
         """The rollout to train on as `rollout_id`, when it is there already: asked for before, or restored.
 
@@ -84,18 +78,18 @@ class RolloutBuffer:
 def rollout_to_json(rollout: Rollout) -> dict[str, Any]:
     return {
         "rollout_id": rollout.rollout_id,
-        "samples": [_sample_to_json(sample) for sample in rollout.samples],
+        "samples": [sample_to_json(sample) for sample in rollout.samples],
         "cursor_after": dict(rollout.cursor_after),
         "stats": dict(rollout.stats),
     }
 
 
 def rollout_from_json(entry: Mapping[str, Any]) -> Rollout:
-    samples = tuple(_sample_from_json(sample) for sample in entry["samples"])
+    samples = tuple(sample_from_json(sample) for sample in entry["samples"])
     return Rollout(entry["rollout_id"], samples, entry["cursor_after"], entry["stats"])
 
 
-def _sample_to_json(sample: Sample) -> dict[str, Any]:
+def sample_to_json(sample: Sample) -> dict[str, Any]:
     return {
         "group_id": sample.group_id,
         "index": sample.index,
@@ -110,7 +104,7 @@ def _sample_to_json(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _sample_from_json(entry: Mapping[str, Any]) -> Sample:
+def sample_from_json(entry: Mapping[str, Any]) -> Sample:
     return Sample(
         group_id=entry["group_id"],
         index=entry["index"],

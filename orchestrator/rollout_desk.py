@@ -1,6 +1,6 @@
 """Hands out rollouts to training and keeps account of them.
 
-DataSource -> requests -> engines -> rewards -> Rollout -> shards, one object per data-parallel rank
+Supply (DataSource -> requests -> engines -> rewards) -> Rollout -> shards, one object per data-parallel rank
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from orchestrator.batching import data_parallel_size, steps_per_rollout
 from orchestrator.config import Config
 from orchestrator.dispatch import behaviour_versions, shards, trainable
 from orchestrator.engine_lanes import Engines
-from orchestrator.rollout_buffer import RolloutBuffer
+from orchestrator.group_stream import GroupStream
 from orchestrator.rollout_files import write_rollout
 from orchestrator.rollout_pipeline import RolloutPipeline
+from orchestrator.supply import Batches, Supply
 from orchestrator.tokenizer import load_tokenizer
 from orchestrator.tracking.jsonl import JsonlTracker
 from state.slots import WeightId
@@ -55,24 +56,20 @@ class RolloutDesk:
         self._config, self._put = config, put
         self._shown = JsonlTracker(samples, start_rollout_id)
         self._pipeline = RolloutPipeline(config, load_tokenizer(config.model), engines, self._shown)
-        source = self._pipeline.source
-        if data_state is None:
-            self._buffer = RolloutBuffer(source.state())
+        self._supply: Supply
+        if config.loop.mode == "fully_async":
+            self._supply = GroupStream(config, self._pipeline, engines, start_rollout_id, data_state)
         else:
-            self._buffer = RolloutBuffer.from_state(data_state)
-            source.restore(self._buffer.made_cursor)
+            self._supply = Batches(self._pipeline, data_state)
         self._refs: dict[int, RolloutRefs] = {}
 
     async def generate(self, rollout_id: int, weights: WeightId) -> RolloutRefs:
         """Rollout `rollout_id` by engines that hold `weights`; one that was made before is handed out again."""
         if rollout_id in self._refs:
             return self._refs[rollout_id]
-        rollout = self._buffer.take(rollout_id)
-        if rollout is None:
-            rollout = await self._pipeline.generate(rollout_id, weights)
-            self._buffer.add(rollout)
-            if self._config.debug.save_rollouts is not None:
-                write_rollout(Path(self._config.debug.save_rollouts), rollout)
+        rollout = await self._supply.rollout(rollout_id, weights)
+        if self._config.debug.save_rollouts is not None:
+            write_rollout(Path(self._config.debug.save_rollouts), rollout)
         self._pipeline.show(rollout_id, rollout.samples, kind="train")
         parts = shards(rollout_id, rollout.samples, steps_per_rollout(self._config), data_parallel_size(self._config))
         stats = {**rollout.stats, "rollout/trained_samples": len(trainable(rollout.samples))}
@@ -86,12 +83,22 @@ class RolloutDesk:
 
     def mark_trained(self, rollout_id: int) -> None:
         """Every rank has trained on it: it may be forgotten, and the saved cursor moves past it."""
-        self._buffer.mark_trained(rollout_id)
+        self._supply.mark_trained(rollout_id)
         del self._refs[rollout_id]
 
     def data_state(self) -> dict[str, Any]:
-        """JSON for a checkpoint: the trained cursor, and the rollouts that are made but not trained."""
-        return self._buffer.state()
+        """JSON for a checkpoint: how far the data was trained on, and what is made but not trained."""
+        return self._supply.state()
+
+    def hold(self) -> None:
+        """Engines are about to be paused for a publish."""
+        self._supply.hold()
+
+    def serve(self, weights: WeightId) -> None:
+        """Engines serve `weights` from here on."""
+        self._supply.serve(weights)
 
     def close(self) -> None:
+        """Nothing more is generated."""
+        self._supply.stop()
         self._shown.close()

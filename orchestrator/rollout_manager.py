@@ -116,7 +116,7 @@ class RolloutManager:
         self._rollouts().mark_trained(rollout_id)
 
     async def data_state(self) -> dict[str, Any]:
-        """JSON for a checkpoint: the trained cursor, and the rollouts that are made but not trained."""
+        """JSON for a checkpoint: how far the data was trained on, and what is made but not trained."""
         return self._rollouts().data_state()
 
     async def reconcile(self) -> tuple[str, ...]:
@@ -126,6 +126,7 @@ class RolloutManager:
         return tuple(status.engine_id for status in self._fleet.views() if status.phase is EnginePhase.DEAD)
 
     async def begin_update(self, manifest: Manifest) -> tuple[str, ...]:
+        self._rollouts().hold()
         return await self._fleet.begin_update(manifest)
 
     async def receive(self, plan: SendPlan, rendezvous: Rendezvous) -> int:
@@ -137,6 +138,7 @@ class RolloutManager:
     async def commit(self, manifest: Manifest, engine_ids: Sequence[str]) -> tuple[str, ...]:
         committed = await self._fleet.commit(manifest, engine_ids)
         self._published = manifest.weights
+        self._rollouts().serve(manifest.weights)
         return committed
 
     async def abort(self, publish_id: str, engine_ids: Sequence[str], reason: str) -> None:

@@ -15,7 +15,7 @@ from orchestrator.data import DataSource
 from orchestrator.engine_lanes import CallLimits, Engines, Lanes
 from orchestrator.filters.registry import resolve_filter
 from orchestrator.generation import resolve_generate
-from orchestrator.group_work import Group, GroupWork, Task
+from orchestrator.group_work import Asks, Group, GroupWork, Task
 from orchestrator.refill import Refill
 from orchestrator.requests import derive_seed
 from orchestrator.rewards.registry import resolve_reward
@@ -138,7 +138,7 @@ class RolloutPipeline:
 
     def _more(self, refill: Refill, done: Sequence[Group]) -> list[Prompt]:
         for group in done:
-            refill.count(group, kept=group.timed_out or self._keeps(group))
+            refill.count(group, kept=group.timed_out or self.keeps(group))
         return self.source.next(n) if (n := refill.wanted()) else []
 
     def _require_judged(self, batch: Sequence[Group]) -> None:
@@ -158,7 +158,8 @@ class RolloutPipeline:
             f"nothing to train on. Mend the reward, or raise reward.timeout_s{first}"
         )
 
-    def _keeps(self, group: Group) -> bool:
+    def keeps(self, group: Group) -> bool:
+        """What the filter says. Raises `FilterFailed`."""
         try:
             return self._filter is None or self._filter(group.prompt, group.samples)
         except BaseException as error:  # an exit would end the event loop, and nobody would be told
@@ -173,7 +174,7 @@ class RolloutPipeline:
         """Groups in the order of their prompts. `more` is told what has just been done, and says what else to do."""
         started = time.monotonic()
         lanes = Lanes(self._engines, weights, CallLimits.of(self._config.rollout))
-        work = GroupWork(task, lanes, self._tokenizer, self._config.run.seed, self._judges)
+        work = self._work(task, lanes)
         asked: list[Prompt] = []
         tasks: dict[asyncio.Task[Group], int] = {}
         ended: asyncio.Queue[asyncio.Task[Group]] = asyncio.Queue()
@@ -206,23 +207,38 @@ class RolloutPipeline:
                 one.cancel()
             lanes.close()
         groups = [one.result() for one in tasks]
-        errors = [error for group in groups for error in group.failed]
-        if errors and len(errors) == len(groups) * task.n_samples_per_prompt:
-            raise GenerateFailed(f"rollout.generate failed for all {len(errors)} samples; the first:\n{errors[0]}")
+        self._refuse_failed(task, groups)
         if groups and all(group.timed_out for group in groups):
             raise RolloutTimeout(
                 f"none of {len(groups)} groups came within rollout.group_timeout_s = {task.timeout_s:g} s"
-            )
-        verdicts = [one.error for group in groups for one in group.judged]
-        if wrong := [error for error in verdicts if error is not None]:
-            logger.warning(
-                "the reward failed for %d of %d samples; the first:\n%s", len(wrong), len(verdicts), wrong[0]
             )
         generated = max((group.generated_at for group in groups), default=started)
         return groups, {
             "perf/generate_s": generated - started,
             "perf/reward_s": time.monotonic() - generated,
         }
+
+    def work(self, asks: Asks) -> GroupWork:
+        """Makes groups to train on, one by one, for whoever counts them."""
+        return self._work(self._training, asks)
+
+    def refuse_useless(self, groups: Sequence[Group]) -> None:
+        """Raise `GenerateFailed` or `NothingJudged` for a batch that holds nothing to train on."""
+        self._refuse_failed(self._training, groups)
+        self._require_judged(groups)
+
+    def _work(self, task: Task, asks: Asks) -> GroupWork:
+        return GroupWork(task, asks, self._tokenizer, self._config.run.seed, self._judges)
+
+    def _refuse_failed(self, task: Task, groups: Sequence[Group]) -> None:
+        errors = [error for group in groups for error in group.failed]
+        if errors and len(errors) == len(groups) * task.n_samples_per_prompt:
+            raise GenerateFailed(f"rollout.generate failed for all {len(errors)} samples; the first:\n{errors[0]}")
+        verdicts = [one.error for group in groups for one in group.judged]
+        if wrong := [error for error in verdicts if error is not None]:
+            logger.warning(
+                "the reward failed for %d of %d samples; the first:\n%s", len(wrong), len(verdicts), wrong[0]
+            )
 
     def _late(self, prompts: Sequence[Prompt]) -> str:
         late = [str(prompt.group_id) for prompt in prompts]

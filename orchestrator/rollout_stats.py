@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.group_work import Group
 from orchestrator.rewards.scoring import Judged
+from orchestrator.staleness import oldest
 from workers.batch import Sample
 
 
@@ -21,6 +22,14 @@ def group_stats(groups: Sequence[Group]) -> dict[str, Any]:
     stats["rollout/generate_errors"] = len(failed)
     stats["rollout/asked_again"] = sum(group.asked_again for group in groups)
     return stats
+
+
+def staleness_stats(samples: Sequence[Sample], rollout_id: int) -> dict[str, Any]:
+    """How many versions the oldest token of each sample is behind the version that is trained in `rollout_id`."""
+    behind = [rollout_id - version for one in samples if (version := oldest([one])) is not None]
+    if not behind:
+        return {}
+    return {"rollout/staleness_mean": statistics.fmean(behind), "rollout/staleness_max": max(behind)}
 
 
 def rollout_stats(samples: Sequence[Sample], judged: Sequence[Judged]) -> dict[str, Any]:

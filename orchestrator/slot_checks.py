@@ -78,14 +78,15 @@ def _distillation(config: Config) -> Iterator[Problem]:
 def _old_logprobs(config: Config) -> Iterator[Problem]:
     chosen, interval = config.algorithm.old_logprobs, config.loop.update_weights_interval
     key = "algorithm.old_logprobs"
-    if config.loop.mode == "async":
+    if config.loop.mode != "sync":
         if chosen is None:
             yield Problem(
                 key,
                 "an asynchronous loop trains on samples of earlier weights and must say whose log-probs the ratio is "
                 "taken to: `engine` (those that the engine recorded; right here), `old_actor` (by a copy of the "
                 "weights that generated each sample; right here), or `recompute` (the trainer's own; right only in a "
-                "`sync` loop that publishes after every rollout)",
+                "`sync` loop that publishes after every rollout). Only `engine` lets a `fully_async` loop go on with a "
+                "response that a publish cut off",
             )
         elif chosen == "recompute":
             yield Problem(

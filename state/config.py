@@ -42,7 +42,8 @@ class OldActorConfig(Frozen):
     """Copies of the actor as it was published, for `algorithm.old_logprobs` `old_actor`."""
 
     keep: int = Field(default=2, ge=2)
-    """Published versions to keep: the newest, and the one before it, of which samples may still wait."""
+    """Published versions to keep: the newest, and the one before it, of which samples may still wait. A `fully_async`
+    loop needs `loop.max_staleness` + 1."""
 
 
 class CheckpointConfig(Frozen):

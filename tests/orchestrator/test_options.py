@@ -59,7 +59,7 @@ def test_every_mistake_is_named_with_its_place_and_the_nearest_valid_name(writte
         ("trian", f"{path}:1", "did you mean train?"),
         ("train.lrr", f"{path}:4", "did you mean train.lr?"),
         ("train.num_workers", f"{path}:5", "given 'two' (text); accepted: a whole number of at least 1"),
-        ("loop.mode", f"{path}:7", "accepted: `sync` or `async`; did you mean async?"),
+        ("loop.mode", f"{path}:7", "accepted: `sync` or `async` or `fully_async`; did you mean async?"),
         ("rollout.temprature", "--rollout.temprature", "did you mean rollout.temperature?"),
         ("run.seed", "--run.seed", "given -1 (a number); accepted: a whole number of at least 0"),
     ]:
@@ -269,5 +269,5 @@ def test_help_lists_every_option_with_what_it_accepts() -> None:
     for option in OPTIONS.values():
         if option.section is None:
             assert f"--{option.dotted}" in text
-    assert "--loop.mode  (`sync` or `async`; default sync)" in text
+    assert "--loop.mode  (`sync` or `async` or `fully_async`; default sync)" in text
     assert "--eval.sampling.temperature  (a number of at least 0; default 0.0)" in text

@@ -21,6 +21,8 @@ OPD = ("--algorithm.use_opd", "true", "--teacher.load", "/teacher")
 SAVING = ("--checkpoint.save", "ckpt", "--checkpoint.save_interval", "1")
 ASYNC = ("--loop.mode", "async")
 OLD_ACTOR = ("--algorithm.old_logprobs", "old_actor")
+FULLY = ("--loop.mode", "fully_async")
+ENGINE = (*FULLY, "--algorithm.old_logprobs", "engine")
 
 REFUSED = [
     ("an asynchronous loop that does not say whose log-probs", ASYNC,
@@ -29,6 +31,22 @@ REFUSED = [
      "algorithm.old_logprobs", ("`engine` or `old_actor`",)),
     ("engines behind the actor that is recomputed with", ("--loop.update_weights_interval", "2"),
      "algorithm.old_logprobs", ("`engine` or `old_actor`", "interval of 1")),
+    ("a continuous loop that does not say whose log-probs", FULLY,
+     "algorithm.old_logprobs", ("`engine`", "`old_actor`", "`recompute`", "cut off")),
+    ("the moved actor as behaviour policy of a continuous loop", (*FULLY, "--algorithm.old_logprobs", "recompute"),
+     "algorithm.old_logprobs", ("`engine` or `old_actor`",)),
+    ("fewer versions than samples may wait of", (*FULLY, *OLD_ACTOR, "--loop.max_staleness", "2"),
+     "old_actor.keep", ("samples of 3 may wait", "at least 3", "old_logprobs engine")),
+    ("one old actor for samples that several wrote", (*FULLY, *OLD_ACTOR, "--rollout.generate", "a.b:c"),
+     "algorithm.old_logprobs", ("use `engine`",)),
+    ("a bound of what is not stale", (*ASYNC, "--loop.max_staleness", "2"), "loop.max_staleness", ("mode is async",)),
+    ("engines that are staler than the bound", (*ENGINE, "--loop.update_weights_interval", "3"),
+     "loop.max_staleness", ("1 is less", "at least 2", "publish after every 2 rollouts")),
+    ("versions that count from elsewhere", (*ENGINE, "--loop.start_rollout_id", "7"),
+     "loop.start_rollout_id", ("leave it out",)),
+    ("staleness without versions", (*ENGINE, "--debug.rollout_only", "true"), "debug.rollout_only", ("`sync`",)),
+    ("freeing what trains beside generation", (*ENGINE, "--cluster.offload_train", "true"),
+     "cluster.offload_train", ("`sync`",)),
     ("a ring of nothing", ("--old_actor.keep", "3"), "old_actor.keep", ("algorithm.old_logprobs",)),
     ("distillation without a teacher", ("--algorithm.use_opd", "true"), "teacher.load", ("same architecture",)),
     ("distillation that weighs nothing", (*OPD, "--algorithm.opd_kl_coef", "0"), "algorithm.opd_kl_coef", ("above 0",)),
@@ -70,6 +88,11 @@ def test_refused(tmp_path: Path, flags: tuple[str, ...], key: str, words: tuple[
     [
         (*ASYNC, *OLD_ACTOR, "--loop.update_weights_interval", "3"),
         (*OLD_ACTOR, "--loop.update_weights_interval", "3", "--old_actor.keep", "4"),
+        ENGINE,
+        (*ENGINE, "--loop.update_weights_interval", "4", "--loop.max_staleness", "3", "--rollout.generate", "a.b:c"),
+        (*ENGINE, "--loop.max_staleness", "0"),
+        (*FULLY, *OLD_ACTOR),
+        (*FULLY, *OLD_ACTOR, "--loop.max_staleness", "3", "--old_actor.keep", "4"),
         (*OPD, "--algorithm.opd_mode", "loss", "--algorithm.advantage_estimator", "on_policy_distillation"),
         (*OPD[:2], "--teacher.load", "ckpt", "--teacher.ckpt_step", "0", *SAVING),
         ("--ref.update_interval", "2", "--cluster.offload_train", "true"),
@@ -114,7 +137,7 @@ def test_slots_that_change_are_those_that_a_checkpoint_must_hold(tmp_path: Path)
 
 TIERS = ("copy", "device")
 OLD = ("recompute", "engine", "old_actor")
-TABLE = list(product(("sync", "async"), (False, True), TIERS, TIERS, OLD))
+TABLE = list(product(("sync", "async", "fully_async"), (False, True), TIERS, TIERS, OLD))
 
 
 @pytest.mark.parametrize(("mode", "offload", "ref", "teacher", "old"), TABLE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -224,6 +225,17 @@ def test_the_token_that_ends_a_response_stays_in_it(stage: Stage, served: Weight
     for result in results:
         assert not ends & set(result.response_ids[:-1])
         assert result.finish_reason == "stop" or (result.finish_reason, len(result.response_ids)) == ("length", 30)
+
+
+def test_each_request_may_have_a_limit_of_its_own(stage: Stage, endless: dict[str, torch.Tensor]) -> None:
+    weights = stage.publish(endless)
+    limits = (1, None, 4, 2)
+    asked = [replace(one, max_response_len=n) for one, n in zip(requests(*[(3, 4, 5)] * 4), limits, strict=True)]
+    results = stage.engine.generate(asked, SamplingConfig(max_response_len=6), weights)
+    assert [(len(r.response_ids), len(r.logprobs)) for r in results] == [(1, 1), (6, 6), (4, 4), (2, 2)]
+    assert {r.finish_reason for r in results} == {"length"}
+    (alone,) = stage.engine.generate(requests((3, 4, 5)), SamplingConfig(max_response_len=1), weights)
+    assert alone == results[0]
 
 
 def test_a_stop_string_ends_a_response_and_stays_in_it(stage: Stage, served: WeightId) -> None:

@@ -56,7 +56,7 @@ def test_a_server_holds_and_computes_what_was_exported(name: str, tmp_path: Path
         (request,) = requests(PROMPT)
         asked = {
             "input_ids": [list(request.prompt_ids)],
-            "sampling_params": [sampling_params(SamplingConfig(max_response_len=8), request.seed)],
+            "sampling_params": [sampling_params(SamplingConfig(max_response_len=8), request)],
             "return_logprob": True,
         }
         (answer,) = server.client.post("/generate", asked, limit_s=TIMEOUT_S)

@@ -165,9 +165,11 @@ class EmbeddedEngine:
         for row, request in enumerate(requests):
             ids[row, width - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids)
             mask[row, width - len(request.prompt_ids) :] = 1
+        rooms = [request.room(sampling) for request in requests]
         batch = BatchSampling.of(
             sampling,
             seed_tensor([request.seed for request in requests], self._device),
+            torch.tensor(rooms, device=self._device),
             width,
             stop_ids=self._generation.stop_ids,
             decode=decode,
@@ -177,7 +179,7 @@ class EmbeddedEngine:
             ids.to(self._device),
             attention_mask=mask.to(self._device),
             generation_config=GenerationConfig(
-                max_new_tokens=sampling.max_response_len,
+                max_new_tokens=max(rooms),
                 do_sample=False,
                 use_cache=True,
                 pad_token_id=self._generation.pad_token_id,

@@ -34,11 +34,19 @@ class WeightsMismatch(SlotwiseError):
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One response wanted. Equal seeds on equal prompts give equal samples, whatever they are batched with."""
+    """One response wanted. Equal seeds on equal prompts give equal samples, whatever they are batched with.
+
+    `max_response_len` is a limit of its own, below that of the sampling; None: that one.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     seed: int
+    max_response_len: int | None = None
+
+    def room(self, sampling: SamplingConfig) -> int:
+        """Tokens that its response may have."""
+        return sampling.max_response_len if self.max_response_len is None else self.max_response_len
 
 
 @dataclass(frozen=True, slots=True)

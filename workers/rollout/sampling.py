@@ -70,15 +70,15 @@ class _Ending(StoppingCriteria):
         record: _Record,
         prompt_len: int,
         sampling: SamplingConfig,
+        rooms: Tensor,
         stop_ids: Tensor,
         decode: Callable[[Sequence[int]], str] | None,
         aborted: Callable[[], bool],
-        num_samples: int,
     ) -> None:
-        self._record, self._prompt_len, self._sampling = record, prompt_len, sampling
+        self._record, self._prompt_len, self._sampling, self._rooms = record, prompt_len, sampling, rooms
         self._stop_ids, self._decode, self._aborted = stop_ids, decode, aborted
         self._logprobs: list[Tensor] = []
-        self._reason = torch.full((num_samples,), _RUNNING, device=stop_ids.device)
+        self._reason = torch.full_like(rooms, _RUNNING)
         self._length = torch.zeros_like(self._reason)
         self._window = max((len(s.encode()) for s in sampling.stop), default=0) + _FULL_TOKENS
 
@@ -89,11 +89,8 @@ class _Ending(StoppingCriteria):
         stopped = torch.isin(chosen, self._stop_ids)
         if self._sampling.stop:
             stopped |= self._ends_with_string(input_ids[:, self._prompt_len :])
-        why = torch.where(stopped, _STOP, _RUNNING)
-        if length >= self._sampling.max_response_len:
-            why = torch.where(stopped, _STOP, _LENGTH)
-        elif self._aborted():
-            why = torch.where(stopped, _STOP, _ABORT)
+        otherwise = torch.where(length >= self._rooms, _LENGTH, _ABORT if self._aborted() else _RUNNING)
+        why = torch.where(stopped, _STOP, otherwise)
         ends_now = (self._reason == _RUNNING) & (why != _RUNNING)
         self._reason = torch.where(ends_now, why, self._reason)
         self._length = torch.where(ends_now, length, self._length)
@@ -142,13 +139,15 @@ class BatchSampling:
     def of(
         sampling: SamplingConfig,
         seeds: Tensor,
+        rooms: Tensor,
         prompt_len: int,
         *,
         stop_ids: Sequence[int],
         decode: Callable[[Sequence[int]], str] | None,
         aborted: Callable[[], bool],
     ) -> BatchSampling:
-        """`seeds`: int64 [num_samples] on the model's device. `aborted` is asked after every token."""
+        """`seeds`, `rooms` (tokens that each response may have): int64 [num_samples] on the model's device. `aborted`
+        is asked after every token."""
         record = _Record()
         processors: list[LogitsProcessor] = []
         if sampling.temperature not in (0.0, 1.0):
@@ -161,5 +160,5 @@ class BatchSampling:
                 processors.append(TopPLogitsWarper(sampling.top_p))
             processors.append(_SeededNoise(seeds))
         stops = torch.tensor(sorted({*stop_ids, *sampling.stop_token_ids}), dtype=torch.int64, device=seeds.device)
-        ending = _Ending(record, prompt_len, sampling, stops, decode, aborted, len(seeds))
+        ending = _Ending(record, prompt_len, sampling, rooms, stops, decode, aborted)
         return BatchSampling(LogitsProcessorList(processors), StoppingCriteriaList([ending]), ending)

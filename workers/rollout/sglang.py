@@ -101,7 +101,7 @@ class SglangEngine:
                 return ()
             body = {
                 "input_ids": [list(request.prompt_ids) for request in requests],
-                "sampling_params": [sampling_params(sampling, request.seed) for request in requests],
+                "sampling_params": [sampling_params(sampling, request) for request in requests],
                 "return_logprob": True,
             }
             answers = self._post("/generate", body, limit_s=_NO_LIMIT_S)
@@ -215,18 +215,18 @@ def describe(model: ModelConfig) -> str:
     return str(config.to_json_string(use_diff=False))
 
 
-def sampling_params(sampling: SamplingConfig, seed: int) -> dict[str, Any]:
+def sampling_params(sampling: SamplingConfig, request: GenerateRequest) -> dict[str, Any]:
     """Of one request, in the server's words."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
-        "max_new_tokens": sampling.max_response_len,
+        "max_new_tokens": request.room(sampling),
         "stop_token_ids": list(sampling.stop_token_ids),
         "stop": list(sampling.stop),
         "skip_special_tokens": False,
         "no_stop_trim": True,
-        "sampling_seed": signed(seed),
+        "sampling_seed": signed(request.seed),
     }
 
 
