@@ -108,9 +108,13 @@ def _rest(request: GenerateRequest, parts: Sequence[GenerateResult], sampling: S
 
 def _whole(parts: Sequence[GenerateResult], last: GenerateResult) -> GenerateResult:
     """One answer of all parts, that ended as the last did."""
+    writers = [weights for part in parts for weights in part.writers]
+    changes = [place for place in range(1, len(writers)) if writers[place] != writers[place - 1]]
+    versions = tuple(writers[place] for place in (0, *changes)) if writers else parts[-1].versions
     return replace(
         last,
         response_ids=tuple(token for part in parts for token in part.response_ids),
         logprobs=tuple(logprob for part in parts for logprob in part.logprobs),
-        versions=tuple(dict.fromkeys(version for part in parts for version in part.versions)),
+        versions=versions,
+        handovers=tuple(changes),
     )

@@ -103,5 +103,10 @@ def _kind(config: Config, index: int, logs: Path) -> tuple[Any, dict[str, Any], 
             return EmbeddedEngineActor, {"num_threads": max(1, int(rollout.cpus_per_engine))}, {}
         case "sglang":
             log = logs / f"{config.run.name}-engine-{index}.log"
-            told = {"options": rollout.sglang, "start_timeout_s": START_LIMIT_S, "log": log}
-            return SglangEngineActor, told, {"max_concurrency": CallLimits.of(rollout).calls + 1}
+            told = {
+                "options": rollout.sglang,
+                "pause_mode": rollout.pause_mode,
+                "start_timeout_s": START_LIMIT_S,
+                "log": log,
+            }
+            return SglangEngineActor, told, {"max_concurrency": CallLimits.of(rollout).calls}

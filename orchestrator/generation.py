@@ -18,7 +18,7 @@ from orchestrator.imports import import_function
 from orchestrator.requests import derive_seed
 from state.errors import SlotwiseError
 from state.slots import WeightId
-from workers.batch import FinishReason, Prompt, Trajectory
+from workers.batch import FinishReason, Prompt, Trajectory, VersionSpan
 from workers.config import SamplingConfig
 from workers.rollout.protocol import GenerateRequest, GenerateResult
 
@@ -104,17 +104,45 @@ def check_trajectory(
             raise WrongTrajectory(f"sample {sample}: token {place} has id {one}, but the model's {known}")
     if wrong := set(mask) - {0, 1}:
         raise WrongTrajectory(f"sample {sample}: the loss mask has {sorted(wrong)}; only 0 and 1 are entries")
-    written = [(one, logprob) for one, logprob, trained in zip(ids, logprobs, mask, strict=True) if trained]
-    place = 0
-    for result in results:
-        whole = list(zip(result.response_ids, result.logprobs, strict=True))
-        if written[place : place + len(whole)] == whole:
-            place += len(whole)
-    if place < len(written):
+    place = len(_writers(trajectory, results))
+    if place < sum(mask):
         raise WrongTrajectory(
             f"sample {sample}: token {place} of those to be trained on is not what an engine wrote there; keep the ids "
             "and log-probs of completions as they are, and mask everything else"
         )
+
+
+def version_spans(trajectory: Trajectory, results: Sequence[GenerateResult]) -> tuple[VersionSpan, ...]:
+    """Which weights wrote which tokens of a trajectory that was checked: those that are trained on, a span for as many
+    in a row as the same weights wrote."""
+    places = [place for place, trained in enumerate(trajectory.loss_mask) if trained]
+    spans: list[VersionSpan] = []
+    for place, weights in zip(places, _writers(trajectory, results), strict=True):
+        if spans and (spans[-1].weights, spans[-1].end) == (weights, place):
+            spans[-1] = replace(spans[-1], end=place + 1)
+        else:
+            spans.append(VersionSpan(weights, place, place + 1))
+    return tuple(spans)
+
+
+def newest_only(trajectory: Trajectory, spans: Sequence[VersionSpan]) -> Trajectory:
+    """Trains on nothing but what the newest of the weights wrote."""
+    newest = max((span.weights for span in spans), default=None)
+    trained = {place for span in spans if span.weights == newest for place in range(span.start, span.end)}
+    mask = tuple(int(place in trained) for place in range(len(trajectory.loss_mask)))
+    return replace(trajectory, loss_mask=mask)
+
+
+def _writers(trajectory: Trajectory, results: Sequence[GenerateResult]) -> list[WeightId]:
+    """Of the tokens that are trained on, as far as they are completions in their order, whole ones left out or not."""
+    tokens = zip(trajectory.response_ids, trajectory.logprobs, trajectory.loss_mask, strict=True)
+    written = [(one, logprob) for one, logprob, trained in tokens if trained]
+    writers: list[WeightId] = []
+    for result in results:
+        whole = list(zip(result.response_ids, result.logprobs, strict=True))
+        if written[len(writers) : len(writers) + len(whole)] == whole:
+            writers += result.writers
+    return writers
 
 
 class Transcript:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from orchestrator.generation import Ask, Generate, check_trajectory
+from orchestrator.generation import Ask, Generate, check_trajectory, newest_only, version_spans
 from orchestrator.requests import requests_for, to_sample
 from orchestrator.rewards.registry import RewardFunction
 from orchestrator.rewards.scoring import Item, Judged, judge
@@ -46,6 +46,7 @@ class Task:
     reward_timeout_s: float
     timeout_s: float | None
     retries: int
+    mask_former_versions: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,10 @@ class GroupWork:
         except BaseException:  # an exit would end the event loop, and nobody would be told
             error = traceback.format_exc()
             return _Made(to_sample(prompt, index, request, Trajectory((), (), (), "abort"), ask.versions), error)
-        return _Made(to_sample(prompt, index, request, trajectory, ask.versions))
+        spans = version_spans(trajectory, ask.results)
+        if self._task.mask_former_versions:
+            trajectory = newest_only(trajectory, spans)
+        return _Made(to_sample(prompt, index, request, trajectory, ask.versions, spans))
 
     async def _trajectory(self, prompt: Prompt, ask: Ask) -> Trajectory:
         task = self._task

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from state.errors import SlotwiseError
 from state.slots import WeightId
-from workers.batch import Prompt, Sample, Trajectory
+from workers.batch import Prompt, Sample, Trajectory, VersionSpan
 from workers.rollout.protocol import GenerateRequest, GenerateResult
 
 
@@ -40,7 +40,12 @@ def check_answers(requests: Sequence[GenerateRequest], results: Sequence[Generat
 
 
 def to_sample(
-    prompt: Prompt, index: int, request: GenerateRequest, trajectory: Trajectory, versions: tuple[WeightId, ...]
+    prompt: Prompt,
+    index: int,
+    request: GenerateRequest,
+    trajectory: Trajectory,
+    versions: tuple[WeightId, ...],
+    spans: tuple[VersionSpan, ...] = (),
 ) -> Sample:
     """Ids, log-probs and mask exactly as they came about, by engines that held `versions`."""
     return Sample(
@@ -51,6 +56,7 @@ def to_sample(
         logprobs=trajectory.logprobs,
         loss_mask=trajectory.loss_mask,
         versions=versions,
+        spans=spans,
         seed=request.seed,
         finish_reason=trajectory.finish_reason,
     )

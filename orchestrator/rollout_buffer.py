@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from state.slots import WeightId
-from workers.batch import Sample
+from workers.batch import Sample, VersionSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,7 @@ def sample_to_json(sample: Sample) -> dict[str, Any]:
         "logprobs": list(sample.logprobs),
         "loss_mask": list(sample.loss_mask),
         "versions": [[version.incarnation, version.version] for version in sample.versions],
+        "spans": [[span.weights.incarnation, span.weights.version, span.start, span.end] for span in sample.spans],
         "seed": sample.seed,
         "finish_reason": sample.finish_reason,
         "reward": sample.reward,
@@ -113,6 +114,7 @@ def sample_from_json(entry: Mapping[str, Any]) -> Sample:
         logprobs=tuple(entry["logprobs"]),
         loss_mask=tuple(entry["loss_mask"]),
         versions=tuple(WeightId(*version) for version in entry["versions"]),
+        spans=tuple(VersionSpan(WeightId(i, version), start, end) for i, version, start, end in entry["spans"]),
         seed=entry["seed"],
         finish_reason=entry["finish_reason"],
         reward=entry["reward"],

@@ -125,6 +125,7 @@ class RolloutPipeline:
                 "reward": sample.reward,
                 "finish_reason": sample.finish_reason,
                 "versions": [str(version) for version in sample.versions],
+                "spans": [[str(span.weights), span.start, span.end] for span in sample.spans],
             }
             self._shown.log(step, record)
 
@@ -260,4 +261,5 @@ class RolloutPipeline:
             reward_timeout_s=reward.timeout_s,
             timeout_s=rollout.group_timeout_s,
             retries=rollout.group_retries,
+            mask_former_versions=rollout.mask_former_versions,
         )

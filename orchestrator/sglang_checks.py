@@ -15,12 +15,32 @@ SECTION = "rollout.sglang"
 
 def sglang(config: Config) -> Iterator[Problem]:
     section, engine = config.rollout.sglang, config.rollout.engine
+    if config.rollout.pause_mode == "retract":
+        yield from _retracting(config)
     if engine != "sglang":
         if section:
             yield Problem(SECTION, f"is set, but rollout.engine is {engine}; set that to sglang, or leave this out")
         return
     yield from _ours(config)
     yield from _sizes(config)
+
+
+def _retracting(config: Config) -> Iterator[Problem]:
+    key = "rollout.pause_mode"
+    if config.rollout.engine != "sglang":
+        yield Problem(
+            key, f"retract needs a server that keeps requests; with {config.rollout.engine} engines use abort"
+        )
+    elif config.loop.mode != "fully_async":
+        yield Problem(
+            key, f"retract changes nothing: no publish of a loop that is {config.loop.mode} meets a response; use abort"
+        )
+    if config.algorithm.old_logprobs != "engine":
+        yield Problem(
+            "algorithm.old_logprobs",
+            "rollout.pause_mode retract makes responses that several weights wrote, whose log-probs only the engine "
+            "has; set it to engine",
+        )
 
 
 def _ours(config: Config) -> Iterator[Problem]:
@@ -37,9 +57,16 @@ def _ours(config: Config) -> Iterator[Problem]:
         return
     try:
         known = sglang_fields.fields(options.python, options.env.get("PYTHONPATH"))
+        says_who_wrote = sglang_fields.says_who_wrote(options.python, options.env.get("PYTHONPATH"))
     except sglang_fields.NoSglang as error:
         yield Problem(f"{SECTION}.python", str(error))
         return
+    if config.rollout.pause_mode == "retract" and not says_who_wrote:
+        yield Problem(
+            "rollout.pause_mode",
+            f"retract needs a server that says which weights wrote which tokens; the SGLang of {options.python} does "
+            "not (0.5.23 does): use abort, or another rollout.sglang.python",
+        )
     for key, value in section.items():
         dotted = f"{SECTION}.{key}"
         if key in OURS:

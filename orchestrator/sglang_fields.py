@@ -31,6 +31,13 @@ def fields(python: str, pythonpath: str | None) -> Mapping[str, str]:
     return MappingProxyType(found)
 
 
+def says_who_wrote(python: str, pythonpath: str | None) -> bool:
+    """Whether its servers say which weights wrote which tokens of a response that waited for an update. Raises
+    `NoSglang`."""
+    return (_package(python, pythonpath) / "srt" / "utils" / "weight_versions.py").is_file()
+
+
+@cache
 def _package(python: str, pythonpath: str | None) -> Path:
     environment = os.environ | ({} if pythonpath is None else {"PYTHONPATH": pythonpath})
     try:

@@ -44,6 +44,14 @@ class WeightId:
     def __str__(self) -> str:
         return f"{self.incarnation}.{self.version}"
 
+    @staticmethod
+    def parse(text: str) -> WeightId:
+        """What `str` wrote. `ValueError` for anything else."""
+        incarnation, _, version = text.partition(".")
+        if not (incarnation.isdecimal() and version.isdecimal()):
+            raise ValueError(f"{text!r} names no weights; those are INCARNATION.VERSION, two numbers")
+        return WeightId(int(incarnation), int(version))
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerId:

@@ -26,6 +26,15 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """`weights` wrote the response tokens from `start` up to, not including, `end`."""
+
+    weights: WeightId
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """What followed a prompt. One entry per token: `loss_mask` is 1 where an engine wrote it, with its log-prob, and 0
     elsewhere (tool output), with a log-prob of 0."""
@@ -43,6 +52,7 @@ class Sample:
     `response_ids`, `logprobs`, `loss_mask` have one entry per generated token. `logprobs` are the engine's, of the
     policy at the sampling temperature before any top-p or top-k cut, and are kept as float32 values end to end.
     `versions` are the behaviour versions in the order they generated tokens: one, unless an update came in between.
+    `spans` say which response tokens each of them wrote, in order; tokens that no engine wrote are in none.
     """
 
     group_id: int
@@ -55,6 +65,7 @@ class Sample:
     seed: int
     finish_reason: FinishReason
     reward: float | None = None
+    spans: tuple[VersionSpan, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.response_ids) == len(self.logprobs) == len(self.loss_mask):

@@ -145,6 +145,9 @@ class CriticConfig(Frozen):
     Unset: as far as it likes."""
 
 
+PauseMode = Literal["abort", "retract"]
+
+
 class SamplingConfig(Frozen):
     """How tokens are drawn."""
 
@@ -168,6 +171,11 @@ class RolloutConfig(SamplingConfig):
     sglang: dict[str, Any] = Field(default_factory=dict)
     """Passed through to the SGLang server (`tp_size`, `mem_fraction_static`, ...) and checked against its options;
     beside those `python`, the interpreter that has SGLang (unset: this one), and `env`, variables of its process."""
+    pause_mode: PauseMode = "abort"
+    """What a publish does with responses that are being generated. `abort`: they end where they are. `retract`: they
+    wait in the SGLang server, which goes on with them under the new weights, and says which weights wrote what."""
+    mask_former_versions: bool = False
+    """Of a response that several weights wrote, train only on what the newest of them wrote; the rest is context."""
     num_engines: int = Field(default=1, ge=1)
     rollout_batch_size: int = Field(default=32, ge=1)
     """Prompts per rollout."""

@@ -109,7 +109,7 @@ def test_the_next_weights_go_on_where_the_former_were_cut_off() -> None:
         result = await response
         assert result.response_ids == (3, 3, 4, 5, 5, 5)
         assert result.logprobs == (-3.0, -3.0, -4.0, -5.0, -5.0, -5.0)
-        assert result.versions == (version(3), version(4), version(5))
+        assert (result.versions, result.handovers) == ((version(3), version(4), version(5)), (2, 3))
         assert (result.request_id, result.finish_reason) == ("7/0", "length")
         asked = run.engine.asked
         assert [request.prompt_ids for request in asked] == [(2, 3), (2, 3, 3, 3), (2, 3, 3, 3, 4)]

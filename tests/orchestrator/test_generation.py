@@ -14,8 +14,9 @@ from transformers import AutoTokenizer
 from orchestrator.chat_deltas import UnusableTemplate, after_answer
 from orchestrator.checks import problems
 from orchestrator.config import Config
-from orchestrator.generation import Ask, Transcript, WrongTrajectory, check_trajectory, one_response
+from orchestrator.generation import Ask, Transcript, WrongTrajectory, check_trajectory, one_response, version_spans
 from orchestrator.rollout_pipeline import RolloutPipeline
+from state.slots import WeightId
 from tests.orchestrator.test_rollout_pipeline import WEIGHTS, Shown, StandInEngines
 from workers.batch import Prompt, Trajectory
 from workers.config import SamplingConfig
@@ -211,3 +212,28 @@ def test_the_examples_model_calls_the_tool_reads_it_and_answers(example: Config)
     assert (used.reward, misused.reward) == (1.0, 0.25)
     assert "?" in TOKENIZER.decode(list(misused.response_ids))
     assert set(guessed.loss_mask) == {1}
+
+
+# --- who wrote what
+
+
+def by(ids: str, *versions: int, handovers: tuple[int, ...] = ()) -> GenerateResult:
+    tokens = tuple(map(int, ids))
+    logprobs = tuple(-float(token) for token in tokens)
+    return GenerateResult("0/0", tokens, logprobs, "stop", tuple(WeightId(1, v) for v in versions), handovers)
+
+
+def test_spans_say_which_weights_wrote_which_tokens_and_leave_out_what_others_said() -> None:
+    first, unused, last = by("2345", 3, 4, handovers=(1,)), by("888", 4), by("67", 5)
+    transcript = Transcript(Prompt(0, (1,), ""), 20)
+    transcript.written(first)
+    transcript.said((9, 9))
+    transcript.written(last)
+    spans = version_spans(transcript.trajectory(), [first, unused, last])
+    assert [(span.weights.version, span.start, span.end) for span in spans] == [(3, 0, 1), (4, 1, 4), (5, 6, 8)]
+
+
+def test_one_version_wrote_a_whole_response() -> None:
+    (only,) = version_spans(Trajectory((2, 3), (-2.0, -3.0), (1, 1), "stop"), [by("23", 7)])
+    assert (only.weights, only.start, only.end) == (WeightId(1, 7), 0, 2)
+    assert version_spans(Trajectory((), (), (), "abort"), []) == ()

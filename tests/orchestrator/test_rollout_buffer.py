@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.rollout_buffer import Rollout, RolloutBuffer
 from state.slots import WeightId
-from workers.batch import Sample
+from workers.batch import Sample, VersionSpan
 
 
 def rollout(rollout_id: int, reward: float | None = 0.5) -> Rollout:
@@ -19,6 +19,7 @@ def rollout(rollout_id: int, reward: float | None = 0.5) -> Rollout:
         logprobs=(-0.10000000149011612, -3.4028234663852886e38),
         loss_mask=(0, 1),
         versions=(WeightId(0, rollout_id), WeightId(1, rollout_id)),
+        spans=(VersionSpan(WeightId(0, rollout_id), 0, 1), VersionSpan(WeightId(1, rollout_id), 1, 2)),
         seed=2**63 - 1,
         finish_reason="length",
         reward=reward,

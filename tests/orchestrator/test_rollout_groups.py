@@ -12,6 +12,7 @@ from orchestrator.engine_lanes import EngineFailed, EngineLost
 from orchestrator.generation import Ask, WrongTrajectory, one_response
 from orchestrator.rollout_buffer import Rollout
 from orchestrator.rollout_pipeline import FilterFailed, GenerateFailed, RolloutTimeout
+from state.slots import WeightId
 from tests.orchestrator.test_rollout_pipeline import (
     EOS,
     TOKENIZER_DIR,
@@ -21,7 +22,7 @@ from tests.orchestrator.test_rollout_pipeline import (
     pipeline,
     result,
 )
-from workers.batch import Prompt, Sample, Trajectory
+from workers.batch import Prompt, Sample, Trajectory, VersionSpan
 from workers.config import SamplingConfig
 from workers.rollout.protocol import EngineRefused, GenerateRequest, GenerateResult
 
@@ -260,6 +261,25 @@ def test_a_response_that_was_cut_off_is_asked_for_again_and_is_what_it_would_hav
     assert again.samples == make(StandInEngines(["a"], aborting(0))).samples
     assert again.stats["rollout/asked_again"] == 1
     assert again.stats["rollout/aborted"] == 0
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_response_that_two_versions_wrote_keeps_its_budget_and_log_probs_and_may_train_on_the_newer_part_only(
+    masked: bool,
+) -> None:
+    former, lengths = WeightId(WEIGHTS.incarnation, WEIGHTS.version - 1), (5, 10)
+
+    def answer(engine: str, request: GenerateRequest) -> GenerateResult:
+        ids, logprobs = tuple(range(2, 12)), tuple(-0.1 * place for place in range(10))
+        return result(request, ids=ids, logprobs=logprobs, versions=(former, WEIGHTS), handovers=lengths[:1])
+
+    rollout = make(StandInEngines(["a"], answer), max_response_len=10, mask_former_versions=masked)
+    for sample in rollout.samples:
+        assert len(sample.response_ids) == len(sample.logprobs) == len(sample.loss_mask) == 10
+        assert sample.logprobs == tuple(-0.1 * place for place in range(10))
+        assert sample.loss_mask == ((0,) * 5 if masked else (1,) * 5) + (1,) * 5
+        assert sample.spans == (VersionSpan(former, 0, 5), VersionSpan(WEIGHTS, 5, 10))
+        assert sample.versions == (former, WEIGHTS)
 
 
 def test_a_response_cut_off_too_often_comes_back_whole_and_is_not_trained_on() -> None:

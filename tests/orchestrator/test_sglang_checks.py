@@ -32,6 +32,8 @@ NEWER = {
     ),
 }
 
+WHO_WROTE = "utils/weight_versions.py"
+
 
 def install(directory: Path, files: dict[str, str]) -> str:
     """A stand-in for SGLang's sources; returns what PYTHONPATH has to be."""
@@ -110,6 +112,30 @@ def test_shared_memory_reaches_engines_of_one_process_alone(tmp_path: Path, pyth
         "use distributed or disk"
         in said(tmp_path, pythonpath, *ipc, "--rollout.sglang.tp_size", "2")["weights.transport"]
     )
+
+
+RETRACT = ("--rollout.pause_mode", "retract", "--loop.mode", "fully_async", "--algorithm.old_logprobs", "engine")
+
+
+def test_responses_wait_for_a_publish_only_in_a_server_that_says_who_wrote_what(tmp_path: Path) -> None:
+    older, newer = install(tmp_path / "older", NEWER), install(tmp_path / "newer", NEWER | {WHO_WROTE: ""})
+    assert said(tmp_path, newer, *RETRACT) == {}
+    assert "does not (0.5.23 does)" in said(tmp_path, older, *RETRACT)["rollout.pause_mode"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "key", "words"),
+    [
+        ("rollout.engine", "embedded", "rollout.pause_mode", "with embedded engines use abort"),
+        ("loop.mode", "async", "rollout.pause_mode", "no publish of a loop that is async meets a response"),
+        ("algorithm.old_logprobs", "old_actor", "algorithm.old_logprobs", "several weights wrote"),
+    ],
+)
+def test_responses_that_wait_need_a_loop_and_a_ratio_that_take_them(
+    tmp_path: Path, flag: str, value: str, key: str, words: str
+) -> None:
+    newer = install(tmp_path / "newer", NEWER | {WHO_WROTE: ""})
+    assert words in said(tmp_path, newer, *RETRACT, f"--{flag}", value)[key]
 
 
 def test_weights_of_every_model_that_is_trained_can_be_proven_in_a_server() -> None:

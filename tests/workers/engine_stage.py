@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from state.digest import Piece, digest_tensor
 from state.digest_records import Region, TensorDigest
 from state.gang import Quorum, mint_permit
 from state.slots import Slot, WeightId
-from workers.config import ModelConfig, WeightsConfig
+from workers.config import ModelConfig, PauseMode, WeightsConfig
 from workers.rollout.embedded import EmbeddedEngine
 from workers.rollout.protocol import mismatches
 from workers.rollout.sglang import SglangEngine
@@ -156,15 +156,23 @@ def embedded_stage(config: Mapping[str, Any] = QWEN3) -> Stage:
     return Stage(EmbeddedEngine(ENGINE, model, receiver, tokenizer=TOKENIZER))
 
 
-def sglang_stage(log: Path, config: Mapping[str, Any] = QWEN3, *, tp_size: int = 1) -> Stage:
+def sglang_stage(
+    log: Path,
+    config: Mapping[str, Any] = QWEN3,
+    *,
+    tp_size: int = 1,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    pause_mode: PauseMode = "abort",
+) -> Stage:
     engine = SglangEngine(
         ENGINE,
-        ModelConfig(config=dict(config), dtype="float32"),
+        ModelConfig(config=dict(config), dtype=dtype),
         SglangOptions(python=sglang_python(), tp_size=tp_size),
         device="cpu",
         max_batch_size=256,
         tokenizer=TOKENIZER,
         weights=WeightsConfig(timeout_s=TIMEOUT_S),
+        pause_mode=pause_mode,
         start_timeout_s=120.0,
         log=log,
     )

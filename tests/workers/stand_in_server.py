@@ -11,7 +11,7 @@ import pytest
 from state.digest_records import Region, TensorDigest
 from state.slots import Slot, WeightId
 from workers.batch import FinishReason
-from workers.config import ModelConfig, WeightsConfig
+from workers.config import ModelConfig, PauseMode, WeightsConfig
 from workers.rollout import sglang
 from workers.rollout.sglang import SglangEngine
 from workers.rollout.sglang_options import SglangOptions
@@ -59,7 +59,7 @@ class _Delivers:
 
 
 class StandInStage:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pause_mode: PauseMode = "abort") -> None:
         monkeypatch.setattr(sglang, "SglangServer", StandInServer)
         monkeypatch.setattr(sglang, "_transfer", lambda *_: _Delivers())
         self.engine = SglangEngine(
@@ -70,6 +70,7 @@ class StandInStage:
             max_batch_size=8,
             tokenizer=None,
             weights=WeightsConfig(),
+            pause_mode=pause_mode,
             start_timeout_s=1.0,
             log=Path("server.log"),
         )

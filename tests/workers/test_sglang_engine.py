@@ -12,10 +12,22 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from state.slots import WeightId
-from tests.workers.engine_stage import ENGINE, LOOPBACK, QWEN3, TIMEOUT_S, Stage, reference, sglang_stage, tensors_of
-from tests.workers.test_engine_contract import furthest, requests
+from tests.e2e.runs import until
+from tests.workers.engine_stage import (
+    ENGINE,
+    LOOPBACK,
+    QWEN3,
+    TIMEOUT_S,
+    Stage,
+    digests_of,
+    reference,
+    sglang_stage,
+    tensors_of,
+)
+from tests.workers.test_engine_contract import furthest, requests, true_logprobs
 from workers.config import SamplingConfig
 from workers.rollout import sglang_ipc
 from workers.rollout.protocol import EngineDied, EngineRefused, mismatches
@@ -137,6 +149,88 @@ def test_a_request_that_reaches_the_paused_server_is_ended_before_the_update(sta
     stage.publish(tensors_of(reference(seed=3)))
 
 
+@pytest.mark.parametrize("config", ["dense", "experts"])
+def test_every_tensor_arrives_in_the_dtype_that_it_left_in(tmp_path: Path, config: str) -> None:
+    """None of the architectures that have a map keeps parameters in float32 when the model is in bfloat16."""
+    described = QWEN3 if config == "dense" else MOE
+    stage = sglang_stage(tmp_path / "server.log", described, dtype="bfloat16")
+    try:
+        tensors = {name: tensor.bfloat16() for name, tensor in tensors_of(reference(described)).items()}
+        stage.publish(tensors)
+        held = {t.name: (t.dtype, t.shape, t.value) for t in stage.engine.prove().tensors}
+        assert held == {t.name: (t.dtype, t.shape, t.value) for t in digests_of(tensors)}
+        assert {dtype for dtype, _, _ in held.values()} == {"bfloat16"}
+    finally:
+        stage.close()
+
+
+def test_a_response_waits_for_the_next_weights_and_says_which_wrote_which_tokens(tmp_path: Path) -> None:
+    """Its tokens are those of the old weights up to where they changed, and from there those of the new ones, computed
+    with nothing that the old ones had left in a cache."""
+    stage = sglang_stage(tmp_path / "server.log", UNTIED, pause_mode="retract")
+    try:
+        old, new = endless_model(seed=1), endless_model(seed=2)
+        former = stage.publish(tensors_of(old))
+        sampling = SamplingConfig(max_response_len=1200)
+        group = requests(*[PROMPT] * 8)
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(stage.engine.generate, group, sampling, former)
+            wait_for_tokens(stage)
+            latter = stage.publish(tensors_of(new))
+            results = running.result(timeout=120)
+        waited = [result for result in results if result.handovers]
+        assert waited
+        for result in waited:
+            assert result.versions == (former, latter)
+            assert result.finish_reason in ("length", "stop")
+            (change,) = result.handovers
+            off_old = (true_logprobs(old, PROMPT, result) - torch.tensor(result.logprobs)).abs()
+            off_new = (true_logprobs(new, PROMPT, result) - torch.tensor(result.logprobs)).abs()
+            assert off_old[:change].max() < 1e-3
+            assert off_new[change:].max() < 1e-3
+            assert min(off_old[change:].max(), off_new[:change].max()) > 0.5
+    finally:
+        stage.close()
+
+
+def test_an_update_that_comes_to_nothing_ends_what_waits_for_it(tmp_path: Path) -> None:
+    stage = sglang_stage(tmp_path / "server.log", UNTIED, pause_mode="retract")
+    try:
+        tensors = tensors_of(endless_model(seed=1))
+        weights = stage.publish(tensors)
+        with ThreadPoolExecutor(1) as pool:
+            endless = SamplingConfig(max_response_len=6000)
+            running = pool.submit(stage.engine.generate, requests(PROMPT), endless, weights)
+            wait_for_tokens(stage)
+            stage.begin(tensors)
+            stage.engine.abort("torn")
+            (result,) = running.result(timeout=60)
+        assert (result.finish_reason, result.versions) == ("abort", (weights,))
+        stage.publish(tensors)
+    finally:
+        stage.close()
+
+
+def endless_model(seed: int) -> PreTrainedModel:
+    """Hardly ever chooses an end token."""
+    model = reference(UNTIED, seed=seed)
+    with torch.no_grad():
+        head = model.get_output_embeddings().weight
+        head[UNTIED["eos_token_id"]] = 0.0
+        head[2:] *= 3.0
+    return model
+
+
+def wait_for_tokens(stage: Stage) -> None:
+    """Until the server generates."""
+
+    def running() -> bool:
+        (state,) = stage.engine._server.client.get("/server_info", limit_s=10)["internal_states"]
+        return bool(state["last_gen_throughput"])
+
+    until(running, "the server generates")
+
+
 def family(stage: Stage) -> list[psutil.Process]:
     keeper = psutil.Process(stage.engine.view().pid)
     return [keeper, *keeper.children(recursive=True)]
@@ -170,6 +264,7 @@ def title(process: psutil.Process) -> str:
     return " ".join(process.cmdline()) + process.name()
 
 
+UNTIED = {**QWEN3, "tie_word_embeddings": False}
 LLAMA = {**QWEN3, "model_type": "llama", "tie_word_embeddings": False, "vocab_size": 37}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
 MOE = {**QWEN3, **EXPERTS, "model_type": "qwen3_moe", "tie_word_embeddings": False}

@@ -9,8 +9,8 @@ import pytest
 from state.slots import WeightId
 from tests.workers.stand_in_server import ENGINE, StandInStage, answer
 from workers.config import SamplingConfig
-from workers.rollout.protocol import EngineRefused, GenerateRequest
-from workers.rollout.sglang import read_result
+from workers.rollout.protocol import EngineRefused, GenerateRequest, GenerateResult, WeightsMismatch
+from workers.rollout.sglang import read_continued, read_result
 from workers.rollout.sglang_client import ServerRefused
 from workers.rollout.sglang_transfer import SglangTransfer
 from workers.weights.base import TransportError
@@ -86,3 +86,61 @@ def test_a_step_of_an_update_that_was_no_success_ends_it_with_the_servers_words(
     assert stage.engine.view().weights is None
     with pytest.raises(EngineRefused, match="publish p1 is under way"):
         stage.engine.resume()
+
+
+# --- responses that wait for the next weights
+
+
+def span(version: str, start: int, end: int) -> dict[str, Any]:
+    return {"version": version, "start": start, "end": end}
+
+
+def test_a_response_that_waited_says_which_weights_wrote_which_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = StandInStage(monkeypatch, "retract")
+    weights = stage.publish(9)
+
+    def while_it_is_generated(body: Any) -> list[Any]:
+        assert stage.engine.view().in_flight == 1
+        stage.publish(10)
+        assert not stage.engine._claim.abort.is_set()
+        return [answer((5, 6, 7), weight_versions=[span("1.9", 0, 2), span("1.10", 2, 3)])]
+
+    stage.server.answers["/generate"] = while_it_is_generated
+    (result,) = stage.engine.generate([ASKED], SamplingConfig(), weights)
+    assert (result.versions, result.handovers) == ((WeightId(1, 9), WeightId(1, 10)), (2,))
+    assert result.writers == (WeightId(1, 9), WeightId(1, 9), WeightId(1, 10))
+    assert {body["mode"] for body in stage.server.bodies("/pause_generation")} == {"retract"}
+
+
+def test_an_update_that_comes_to_nothing_ends_the_responses_that_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = StandInStage(monkeypatch, "retract")
+    stage.publish()
+    stage.engine.abort("torn")
+    assert stage.server.asked[-1] == ("/pause_generation", {"mode": "abort"})
+
+
+@pytest.mark.parametrize(
+    ("spans", "says"),
+    [
+        (None, "does not say which weights wrote response 0/0"),
+        ([span("default", 0, 1)], "'default' names no weights"),
+        ([span("1.8", 0, 1)], "asked of 1.9, is by 1.8"),
+        ([span("1.10", 0, 1), span("1.9", 1, 2)], "is by 1.10, 1.9"),
+    ],
+)
+def test_tokens_of_nobody_knows_whom_are_no_response(spans: Any, says: str) -> None:
+    meta = {} if spans is None else {"weight_versions": spans}
+    with pytest.raises(WeightsMismatch, match=says):
+        read_continued(ASKED, answer((5, 6), **meta), WeightId(1, 9))
+
+
+def test_a_response_that_never_began_is_by_the_weights_it_was_asked_of() -> None:
+    result = read_continued(ASKED, answer((), "abort", weight_versions=[span("1.9", 0, 0)]), WeightId(1, 9))
+    assert (result.versions, result.handovers) == ((WeightId(1, 9),), ())
+
+
+@pytest.mark.parametrize("handovers", [(), (3, 2), (1, 5), (1, 2, 3)])
+def test_a_response_changes_hands_once_between_two_versions_within_its_tokens(handovers: tuple[int, ...]) -> None:
+    versions = (WeightId(1, 1), WeightId(1, 2), WeightId(1, 3))
+    with pytest.raises(ValueError, match="response 0/0: 4 tokens by 3 versions cannot have changed hands at"):
+        GenerateResult("0/0", (1, 2, 3, 4), (0.0,) * 4, "stop", versions, handovers)

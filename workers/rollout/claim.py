@@ -21,11 +21,14 @@ from workers.weights.send_plan import SendPlan
 class EngineClaim:
     """`model`: name -> (dtype, shape) of every tensor that the engine holds. All methods may be called from any thread.
 
-    `abort` is set while what is in flight has to end.
+    `abort` is set while what is in flight has to end. With `keeps` that is only after an update that came to nothing:
+    it waits while the engine is paused, and goes on with the next weights.
     """
 
-    def __init__(self, engine_id: str, model: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-        self._engine_id, self._model = engine_id, dict(model)
+    def __init__(
+        self, engine_id: str, model: Mapping[str, tuple[str, tuple[int, ...]]], *, keeps: bool = False
+    ) -> None:
+        self._engine_id, self._model, self._keeps = engine_id, dict(model), keeps
         self._lock = threading.Lock()
         self.abort = threading.Event()
         self._paused = False
@@ -55,7 +58,8 @@ class EngineClaim:
     def pause(self) -> None:
         with self._lock:
             self._paused = True
-            self.abort.set()
+            if not self._keeps:
+                self.abort.set()
 
     def resume(self) -> None:
         with self._lock:
@@ -69,12 +73,12 @@ class EngineClaim:
         with self._lock:
             if self._receiving:
                 raise EngineRefused(f"{self._engine_id} cannot flush: a transfer is under way")
-            if self._in_flight:
+            if self._in_flight and not self._keeps:
                 raise EngineRefused(f"{self._engine_id} cannot flush: {self._in_flight} requests are in flight")
 
     def begin_update(self, manifest: Manifest) -> None:
         with self._lock:
-            if not self._paused or self._in_flight or self._receiving:
+            if not self._paused or (self._in_flight and not self._keeps) or self._receiving:
                 raise EngineRefused(
                     f"{self._engine_id} cannot be updated: paused is {self._paused}, {self._in_flight} requests are "
                     f"in flight, {'a' if self._receiving else 'no'} transfer is under way"

@@ -12,7 +12,7 @@ from workers.device import Device
 from workers.rollout.engine_actor import EngineActor
 
 
-@ray.remote(concurrency_groups={"control": 4}, max_restarts=0, max_task_retries=0)
+@ray.remote(concurrency_groups={"control": 4, "transfer": 1}, max_restarts=0, max_task_retries=0)
 class EmbeddedEngineActor(EngineActor):
     """A model inside the actor's own process."""
 

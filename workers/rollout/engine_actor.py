@@ -16,8 +16,8 @@ from workers.weights.send_plan import SendPlan
 
 
 class EngineActor:
-    """`generate` and `receive` share the actor's threads, one unless it says otherwise; what is in the group
-    `control` answers beside them.
+    """`generate` has the actor's threads, one unless it says otherwise, and `receive` one of its own: it must not wait
+    for responses that wait for it. What is in the group `control` answers beside them.
 
     An engine never restarts by itself: another process would hold other weights under the same name. It ends with
     the process that created it.
@@ -40,6 +40,7 @@ class EngineActor:
     ) -> tuple[GenerateResult, ...]:
         return self._engine.generate(requests, sampling, expected)
 
+    @ray.method(concurrency_group="transfer")
     def receive(self, plan: SendPlan, rendezvous: Rendezvous) -> int:
         return self._engine.receive(plan, rendezvous)
 

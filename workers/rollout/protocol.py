@@ -55,7 +55,8 @@ class GenerateResult:
 
     `response_ids` include the token (or tokens of the string) that ended it. `logprobs` are float32, one for each
     response token, of the policy at the sampling temperature before any top-p or top-k cut (at temperature 0: of the
-    policy itself). `versions` are the weights that generated the tokens, in order.
+    policy itself). `versions` are the weights that generated the tokens, in order; `handovers` how many tokens there
+    were when each of them took over from the one before: none when there was only one.
     """
 
     request_id: str
@@ -63,6 +64,22 @@ class GenerateResult:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     versions: tuple[WeightId, ...]
+    handovers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        ends = (0, *self.handovers, len(self.response_ids))
+        if len(self.handovers) != max(len(self.versions) - 1, 0) or sorted(ends) != list(ends):
+            raise ValueError(
+                f"response {self.request_id}: {len(self.response_ids)} tokens by {len(self.versions)} versions cannot "
+                f"have changed hands at {list(self.handovers)}"
+            )
+
+    @property
+    def writers(self) -> tuple[WeightId, ...]:
+        """Who generated it, token by token."""
+        ends = (*self.handovers, len(self.response_ids))
+        counts = (end - start for start, end in zip((0, *self.handovers), ends, strict=True))
+        return tuple(weights for weights, n in zip(self.versions, counts, strict=True) for _ in range(n))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +138,8 @@ class RolloutEngine(Protocol):
         ...
 
     def pause(self) -> None:
-        """Ends what is in flight within a token (`finish_reason` abort) and refuses new requests until `resume`."""
+        """Refuses new requests until `resume`. What is in flight ends within a token (`finish_reason` abort), or, of an
+        engine that is told to keep it, waits for the next weights to go on."""
         ...
 
     def resume(self) -> None:
@@ -129,7 +147,7 @@ class RolloutEngine(Protocol):
         ...
 
     def flush(self) -> None:
-        """Drops everything computed with the current weights. `EngineRefused` while requests are in flight."""
+        """Drops everything computed with the current weights. `EngineRefused` while requests are generated."""
         ...
 
     def begin_update(self, manifest: Manifest) -> None:

@@ -7,13 +7,14 @@ The server starts with random tensors. It is unpatched; what proves its weights 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from state.digest_records import TensorDigest
 from state.slots import WeightId
 from workers.batch import FinishReason
-from workers.config import ModelConfig, SamplingConfig, WeightsConfig
+from workers.config import ModelConfig, PauseMode, SamplingConfig, WeightsConfig
 from workers.device import Device
 from workers.rollout import sglang_plugin
 from workers.rollout.claim import EngineClaim
@@ -63,10 +64,11 @@ class SglangEngine:
         max_batch_size: int,
         tokenizer: str | None,
         weights: WeightsConfig,
+        pause_mode: PauseMode = "abort",
         start_timeout_s: float,
         log: Path,
     ) -> None:
-        self._engine_id, self._has_tokenizer = engine_id, tokenizer is not None
+        self._engine_id, self._has_tokenizer, self._pause_mode = engine_id, tokenizer is not None, pause_mode
         self._tp_size, self._timeout_s = options.tp_size, weights.timeout_s
         self._server = SglangServer(
             ServerSpec(
@@ -83,7 +85,8 @@ class SglangEngine:
         )
         try:
             self._transfer = _transfer(weights, engine_id, self._server.client, device, options.tp_size)
-            self._claim = EngineClaim(engine_id, {t.name: (t.dtype, t.shape) for t in self._digests()})
+            model_tensors = {t.name: (t.dtype, t.shape) for t in self._digests()}
+            self._claim = EngineClaim(engine_id, model_tensors, keeps=pause_mode == "retract")
         except BaseException:
             self._server.stop()
             raise
@@ -105,11 +108,12 @@ class SglangEngine:
                 "return_logprob": True,
             }
             answers = self._post("/generate", body, limit_s=_NO_LIMIT_S)
-            return tuple(read_result(r, a, expected) for r, a in zip(requests, answers, strict=True))
+            read = read_result if self._pause_mode == "abort" else read_continued
+            return tuple(read(r, a, expected) for r, a in zip(requests, answers, strict=True))
 
     def pause(self) -> None:
         self._claim.pause()
-        self._post("/pause_generation", {"mode": "abort"})
+        self._post("/pause_generation", {"mode": self._pause_mode})
 
     def resume(self) -> None:
         self._claim.resume()
@@ -153,7 +157,10 @@ class SglangEngine:
         self._post("/update_weight_version", {"new_version": str(manifest.weights), "abort_all_requests": False})
 
     def abort(self, reason: str) -> None:
+        """Requests that wait in the server for weights that will not come are ended."""
         self._claim.give_up(reason)
+        if self._pause_mode == "retract":
+            self._post("/pause_generation", {"mode": "abort"})
 
     def view(self) -> EngineView:
         """`EngineDied` once the server's process has ended."""
@@ -246,6 +253,31 @@ def read_result(request: GenerateRequest, answer: dict[str, Any], expected: Weig
     reason: FinishReason = _REASONS[(meta.get("finish_reason") or {"type": "abort"})["type"]]
     ids = tuple(int(entry[1]) for entry in chosen)
     return GenerateResult(request.request_id, ids, tuple(float(entry[0]) for entry in chosen), reason, (expected,))
+
+
+def read_continued(request: GenerateRequest, answer: dict[str, Any], expected: WeightId) -> GenerateResult:
+    """One response that may have waited while the server got other weights, once or several times.
+
+    The server counts tokens by the versions that it was told, which are those that were committed. `WeightsMismatch`
+    when it names another, so that nobody knows whose tokens these are.
+    """
+    result = read_result(request, answer, expected)
+    spans = answer["meta_info"].get("weight_versions")
+    if spans is None:
+        if result.response_ids:
+            raise WeightsMismatch(f"the server does not say which weights wrote response {request.request_id}")
+        return result
+    written = [span for span in spans if span["end"] > span["start"]]
+    try:
+        versions = tuple(WeightId.parse(span["version"]) for span in written) or (expected,)
+    except ValueError as error:
+        raise WeightsMismatch(f"the server says of response {request.request_id}: {error}") from error
+    if versions[0] < expected or sorted(set(versions)) != list(versions):
+        raise WeightsMismatch(
+            f"the server says that response {request.request_id}, asked of {expected}, is by "
+            f"{', '.join(map(str, versions))}"
+        )
+    return replace(result, versions=versions, handovers=tuple(span["start"] for span in written[1:]))
 
 
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}

@@ -8,12 +8,12 @@ from typing import Any
 
 import ray
 
-from workers.config import ModelConfig, WeightsConfig
+from workers.config import ModelConfig, PauseMode, WeightsConfig
 from workers.device import Device
 from workers.rollout.engine_actor import EngineActor
 
 
-@ray.remote(concurrency_groups={"control": 4}, max_restarts=0, max_task_retries=0)
+@ray.remote(concurrency_groups={"control": 4, "transfer": 1}, max_restarts=0, max_task_retries=0)
 class SglangEngineActor(EngineActor):
     """`options`: the section `rollout.sglang`. `log`: where the server writes. As many calls of `generate` may be under
     way as Ray's `max_concurrency` says: the server batches what it has."""
@@ -29,6 +29,7 @@ class SglangEngineActor(EngineActor):
         weights: WeightsConfig,
         setup_hook: str | None,
         options: Mapping[str, Any],
+        pause_mode: PauseMode,
         start_timeout_s: float,
         log: Path,
     ) -> None:
@@ -44,6 +45,7 @@ class SglangEngineActor(EngineActor):
             max_batch_size=max_batch_size,
             tokenizer=tokenizer,
             weights=weights,
+            pause_mode=pause_mode,
             start_timeout_s=start_timeout_s,
             log=log,
         )
