@@ -1,9 +1,11 @@
 """What the rollout manager costs: many requests through one manager to engines that take a fixed time. Prints one JSON.
 
     python benchmarks/manager_load.py
+    python benchmarks/manager_load.py --batching
 
-The engines are stand-ins, each an actor of its own, that wait `--delay` seconds for each call and then answer with
-responses of 32 tokens: what they can do at best is known, and all else is the manager's. This process does what the
+The engines are stand-ins, each an actor of its own, that wait `--delay` seconds for each call of `--at-once` requests
+and then answer with responses of 32 tokens; with `--batching` for each request, of which they work on as many at once,
+as a server does. What they can do at best is known, and all else is the manager's. This process does what the
 manager's does: data, requests, queues, calls over Ray, answers, rewards, statistics. `overhead_ms_per_sample` is its
 CPU time; `throughput` is the share of what the engines can do.
 """
@@ -17,6 +19,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ import ray
 
 from benchmarks.reporting import report
 from orchestrator.config import Config
+from orchestrator.engine_lanes import CallLimits
 from orchestrator.engines import RayEngine
 from orchestrator.rollout_pipeline import RolloutPipeline
 from orchestrator.tokenizer import load_tokenizer
@@ -51,6 +55,24 @@ class StandInEngine:
         return tuple(GenerateResult(one.request_id, ids, logprobs, "length", (expected,)) for one in requests)
 
 
+@ray.remote(num_cpus=0)
+class BatchingEngine:
+    """Takes the same time for every request, and works on some at once."""
+
+    def __init__(self, delay_s: float, at_once: int) -> None:
+        self._delay_s, self._places = delay_s, asyncio.Semaphore(at_once)
+
+    async def generate(
+        self, requests: Sequence[GenerateRequest], sampling: SamplingConfig, expected: WeightId
+    ) -> tuple[GenerateResult, ...]:
+        return tuple(await asyncio.gather(*(self._one(request, expected) for request in requests)))
+
+    async def _one(self, request: GenerateRequest, expected: WeightId) -> GenerateResult:
+        async with self._places:
+            await asyncio.sleep(self._delay_s)
+        return GenerateResult(request.request_id, (9,) * TOKENS, (-0.5,) * TOKENS, "length", (expected,))
+
+
 class StandInFleet:
     """All engines serve."""
 
@@ -73,7 +95,9 @@ class Nowhere:
     def close(self) -> None: ...
 
 
-def measure(engines: int, groups: int, n: int, per_call: int, delay_s: float, repeats: int) -> dict[str, Any]:
+def measure(
+    engines: int, groups: int, n: int, at_once: int, delay_s: float, repeats: int, batching: bool
+) -> dict[str, Any]:
     config = Config.model_validate(
         {
             "model": {"tokenizer": str(REPO / "examples" / "quickstart")},
@@ -83,15 +107,20 @@ def measure(engines: int, groups: int, n: int, per_call: int, delay_s: float, re
                 "num_engines": engines,
                 "rollout_batch_size": groups,
                 "n_samples_per_prompt": n,
-                "requests_per_call": per_call,
+                "engine": "sglang" if batching else "embedded",
+                "max_batch_size": at_once,
                 "max_response_len": TOKENS,
             },
         }
     )
-    actors: Any = StandInEngine
-    links = [RayEngine(f"stand-in/{i}", actors.remote(delay_s)) for i in range(engines)]
+    limits = CallLimits.of(config.rollout)
+    kinds: tuple[Any, Any] = StandInEngine, BatchingEngine
+    start = (
+        partial(kinds[1].options(max_concurrency=limits.calls).remote, at_once=at_once) if batching else kinds[0].remote
+    )
+    links = [RayEngine(f"stand-in/{i}", start(delay_s)) for i in range(engines)]
     pipeline = RolloutPipeline(config, load_tokenizer(config.model), StandInFleet(links), Nowhere())
-    best_s = math.ceil(groups / engines * n / per_call) * delay_s
+    best_s = math.ceil(groups / engines * n / at_once) * delay_s
     runs = []
 
     async def all_runs() -> None:
@@ -108,7 +137,8 @@ def measure(engines: int, groups: int, n: int, per_call: int, delay_s: float, re
     return {
         "engines": engines,
         "samples": samples,
-        "requests_per_call": per_call,
+        "at_once": at_once,
+        "requests_per_call": limits.requests,
         "delay_s": delay_s,
         "engines_best_s": best_s,
         "took_s": [round(t, 4) for t, _ in runs[1:]],
@@ -123,7 +153,8 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--groups", type=int, default=512)
     parser.add_argument("--samples-per-group", type=int, default=8)
-    parser.add_argument("--per-call", type=int, default=64)
+    parser.add_argument("--at-once", type=int, default=64)
+    parser.add_argument("--batching", action="store_true")
     parser.add_argument("--delay", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="also write the JSON here")
@@ -131,7 +162,13 @@ def main() -> None:
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         measured = measure(
-            given.engines, given.groups, given.samples_per_group, given.per_call, given.delay, given.repeats
+            given.engines,
+            given.groups,
+            given.samples_per_group,
+            given.at_once,
+            given.delay,
+            given.repeats,
+            given.batching,
         )
     finally:
         ray.shutdown()
