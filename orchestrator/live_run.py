@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator import publish_again
 from orchestrator.config import Config
 from orchestrator.continuity import Expected, confirm
 from orchestrator.engine_lanes import NoEngineServes
@@ -18,7 +19,6 @@ from orchestrator.rollout_files import write_published
 from orchestrator.run_dir import RunDir
 from orchestrator.saving import Saving
 from orchestrator.tracking.base import Tracker
-from orchestrator.waiting import WorkerFailed
 from state.slots import WeightId
 
 
@@ -106,18 +106,8 @@ class LiveRun:
         self._metrics |= self._saving.export(rollout_id)
 
     def publish(self) -> None:
-        """A publish that an engine died in is begun anew with the others: its group broke with it."""
         self._wake()
-        while True:
-            dead = self._manager.dead_engines()
-            self._publishes += 1
-            try:
-                done = self._publisher.publish(f"publish-{self._run_dir.incarnation}-{self._publishes}")
-                break
-            except WorkerFailed:
-                self._manager.reconcile()
-                if self._manager.dead_engines() == dead:
-                    raise
+        done = publish_again.publish(self._publisher, self._manager, self._gangs.casualties, self._mint)
         self._published, self._digest = done.weights, done.digest
         if self._config.debug.save_rollouts is not None:
             write_published(Path(self._config.debug.save_rollouts), done.weights, done.digest)
@@ -155,6 +145,10 @@ class LiveRun:
     def report(self, rollout_id: int) -> None:
         """Beside this rollout's own measurements, those of the publish that its engines served and of saves since."""
         self._log(rollout_id, rollout_id + 1)
+
+    def _mint(self) -> str:
+        self._publishes += 1
+        return f"publish-{self._run_dir.incarnation}-{self._publishes}"
 
     def _log(self, rollout_id: int, version: int) -> None:
         now = time.perf_counter()

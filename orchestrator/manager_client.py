@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from orchestrator.engine_lanes import NoEngineServes
@@ -50,9 +49,8 @@ class PendingRollout:
                 what = f"generate rollout {self.rollout_id}"
                 self._refs = wait_for(self._call, NAME, what, self._timeout_s, self._lifelines)
             except WorkerFailed as error:
-                raised = error.__cause__
-                if isinstance(raised, RayTaskError) and isinstance(raised.cause, NoEngineServes):
-                    raise raised.cause from error
+                if isinstance(error.raised, NoEngineServes):
+                    raise error.raised from error
                 raise
         return self._refs
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from orchestrator.roster import NoEngineLeft
 from orchestrator.train_group import TrainGroup
 from orchestrator.verdicts import Verdict
 from orchestrator.waiting import WorkerFailed, gather
@@ -133,7 +134,7 @@ class Publisher:
             told = f"publish {manifest.publish_id}: no engine holds {manifest.slot} as sworn to: {words}"
             if any(verdict.differences for verdict in verdicts.values()):
                 raise PublishFailed(told)
-            raise WorkerFailed(told, tuple(verdicts), "failure of every engine in a publish")
+            raise WorkerFailed(told, tuple(verdicts), "failure of every engine in a publish", NoEngineLeft(told))
         return self.engines.commit(manifest, proven)
 
     def _abandon(self, quorum: Quorum, engines: tuple[str, ...], reason: str) -> None:

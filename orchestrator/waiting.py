@@ -16,12 +16,14 @@ class WorkerFailed(SlotwiseError):
     """A training worker, an engine or the rollout manager died or raised (exit 5).
 
     `workers` are the names of those that failed. Failures of the same `kind` may have one cause: it says what they were
-    to do and how it failed, and neither who nor when.
+    to do and how it failed, and neither who nor when. `raised` is their own error, None where they died or were silent.
     """
 
-    def __init__(self, message: str, workers: tuple[str, ...] = (), kind: str = "") -> None:
+    def __init__(
+        self, message: str, workers: tuple[str, ...] = (), kind: str = "", raised: Exception | None = None
+    ) -> None:
         super().__init__(message)
-        self.workers, self.kind = workers, kind
+        self.workers, self.kind, self.raised = workers, kind, raised
 
 
 def gather(
@@ -67,7 +69,8 @@ def _result(ref: Any, name: str, what: str) -> Any:
         if isinstance(cause, InvariantViolation):
             raise cause from error
         kind = f"{type(cause).__name__} when it was to {what}"
-        raise WorkerFailed(f"{name} failed to {what}:\n{error}", (name,), kind) from error
+        raised = cause if isinstance(cause, Exception) else None
+        raise WorkerFailed(f"{name} failed to {what}:\n{error}", (name,), kind, raised) from error
     except (RayActorError, GetTimeoutError) as error:
         kind = f"death when it was to {what}"
         raise WorkerFailed(f"{name} died while it was to {what}: {error}", (name,), kind) from error

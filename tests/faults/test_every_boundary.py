@@ -132,6 +132,7 @@ def test_an_engine_fails_at_every_boundary(place: Place) -> None:
 
     assert ended.code == 0, ended.output[-5000:]
     run_dir = place.path / "failing"
+    assert journal(run_dir, "driver", "gang_failed") == [], "what engines fail of costs no gang"
     engines = journal(run_dir, "fleet", "engine")
     for fault in faults:
         of_it = [e for e in engines if e["engine"] == f"failing/{fault.who}" and e["reason"] is not None]

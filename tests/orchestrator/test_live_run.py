@@ -1,7 +1,8 @@
 """What a live run does when engines are lost: it publishes to those that are left, or ends with the reason."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,16 +14,19 @@ from orchestrator.interrupts import Stop
 from orchestrator.live_run import LiveRun
 from orchestrator.loops import train_loop
 from orchestrator.publish import Published
+from orchestrator.roster import NoEngineLeft
 from orchestrator.waiting import WorkerFailed
 from state.continuity import Probe
 from state.slots import WeightId
+from workers.weights.errors import TransportError
 
 
 class Engines:
-    """`ManagerClient` and `Publisher` in one. `deaths`: by publish, in order, how many engines die over it."""
+    """`ManagerClient` and `Publisher` in one. `deaths`: by publish, in order, how many engines die over it; -1: it
+    fails with all alive, as `raised` says."""
 
-    def __init__(self, deaths: list[int], alive: int = 3) -> None:
-        self.deaths, self.alive, self.dead = deaths, alive, 0
+    def __init__(self, deaths: list[int], alive: int = 3, raised: Exception | None = None) -> None:
+        self.deaths, self.alive, self.raised, self.dead = deaths, alive, raised, 0
         self.log: list[str] = []
 
     def publish(self, publish_id: str) -> Published:
@@ -30,7 +34,7 @@ class Engines:
         dying = self.deaths.pop(0) if self.deaths else 0
         self.dead += max(dying, 0)
         if dying:
-            raise WorkerFailed("the transfer broke")
+            raise WorkerFailed("the transfer broke", raised=self.raised)
         return Published(WeightId(1, 4), "", ("engine",), 0, 0.0, 0.0)
 
     def dead_engines(self) -> tuple[str, ...]:
@@ -63,11 +67,12 @@ class Directory:
     path = Path()
 
 
-def live(engines: Engines) -> LiveRun:
+def live(engines: Engines, casualties: Mapping[str, str] = MappingProxyType({})) -> LiveRun:
     parts: Any = engines
     nothing: Any = None
     directory: Any = Directory()
-    return LiveRun(Config(), directory, nothing, parts, parts, nothing, nothing, Stop(0.0), {})
+    gangs: Any = SimpleNamespace(casualties=lambda: casualties)
+    return LiveRun(Config(), directory, gangs, parts, parts, nothing, nothing, Stop(0.0), {})
 
 
 class Gang:
@@ -105,11 +110,35 @@ def test_a_publish_that_an_engine_died_in_is_begun_anew_under_another_id() -> No
     assert engines.log == ["publish-1-1", "reconcile", "publish-1-2"]
 
 
-def test_a_publish_that_failed_with_every_engine_alive_fails_the_run() -> None:
-    engines = Engines([-1])
+WAITED = TransportError("trainer rank 0 waited up to 10 s for engine/0 to join")
+LEFT = NoEngineLeft("no engine received the weights")
+
+
+@pytest.mark.parametrize("raised", [WAITED, LEFT])
+def test_a_publish_that_broke_over_an_engine_that_lives_is_begun_anew_within_bounds(raised: Exception) -> None:
+    engines = Engines([-1, -1], raised=raised)
+    live(engines).publish()
+    assert engines.log == ["publish-1-1", "reconcile", "publish-1-2", "reconcile", "publish-1-3"]
+
+    engines = Engines([-1] * 9, raised=raised)
+    with pytest.raises(WorkerFailed, match="the transfer broke"):
+        live(engines).publish()
+    assert engines.log[-2:] == ["publish-1-3", "reconcile"]
+
+
+def test_what_no_engine_has_to_do_with_is_not_tried_again() -> None:
+    engines = Engines([-1], raised=RuntimeError("on a rank"))
     with pytest.raises(WorkerFailed, match="the transfer broke"):
         live(engines).publish()
     assert engines.log == ["publish-1-1", "reconcile"]
+
+
+@pytest.mark.parametrize("deaths", [[1], [-1]])
+def test_a_publish_that_a_rank_failed_in_is_the_gangs_failure_whatever_engines_did(deaths: list[int]) -> None:
+    engines = Engines(deaths, raised=WAITED)
+    with pytest.raises(WorkerFailed, match="the transfer broke"):
+        live(engines, {"actor/1": "poisoned"}).publish()
+    assert engines.log == ["publish-1-1"]
 
 
 def test_when_all_are_dead_the_run_ends_with_the_reason() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator import publish as publishing
 from orchestrator.publish import Publisher, PublishFailed
+from orchestrator.roster import NoEngineLeft
 from orchestrator.verdicts import Verdict
 from orchestrator.waiting import WorkerFailed
 from state.digest_records import Region, TensorDigest
@@ -211,6 +212,7 @@ def test_engines_that_all_failed_hold_no_other_weights(publisher: Callable[[Stag
     with pytest.raises(WorkerFailed, match="e0: receive: EngineGone; e1: receive: RuntimeError: reset") as failed:
         it.publish("publish-1-1")
     assert failed.value.workers == ("e0", "e1")
+    assert isinstance(failed.value.raised, NoEngineLeft)
     assert "commit" not in stage.calls
 
 

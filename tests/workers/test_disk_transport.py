@@ -12,8 +12,8 @@ import torch
 from state.gang import ActorPermit, PermitVoid
 from tests.workers.test_distributed_transport import ENGINES, LOOPBACK, Held, held_by_rank_0, permit, plan_of
 from workers.weights import disk
-from workers.weights.base import TransportError
 from workers.weights.disk import DiskReceiver, DiskSender
+from workers.weights.errors import TransportError
 from workers.weights.rendezvous import Rendezvous
 
 

@@ -18,9 +18,9 @@ from state.gang import ActorPermit, PermitVoid, Quorum, mint_permit
 from state.slots import Slot, WeightId
 from tests.workers.gang_processes import Place, gloo, run_gang
 from workers.weights import transports
-from workers.weights.base import TransportError
 from workers.weights.buckets import TensorSpec
 from workers.weights.distributed import DistributedReceiver, DistributedSender
+from workers.weights.errors import TransportError
 from workers.weights.process_group import listen
 from workers.weights.rendezvous import Endpoint, Rendezvous
 from workers.weights.send_plan import Holders, SendPlan, plan_send

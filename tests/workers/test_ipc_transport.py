@@ -9,7 +9,7 @@ import pytest
 
 from state.gang import ActorPermit, PermitVoid
 from tests.workers.test_distributed_transport import ENGINES, LOOPBACK, Held, held_by_rank_0, permit, plan_of
-from workers.weights.base import TransportError
+from workers.weights.errors import TransportError
 from workers.weights.ipc import IpcReceiver, IpcSender
 from workers.weights.rendezvous import Endpoint, Rendezvous
 

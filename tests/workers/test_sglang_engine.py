@@ -33,9 +33,10 @@ from workers.rollout import sglang_ipc
 from workers.rollout.protocol import EngineDied, EngineRefused, mismatches
 from workers.rollout.sglang_disk import SglangFromDisk
 from workers.rollout.sglang_ipc import SglangFromMemory
-from workers.weights.base import Sender, TransportError
+from workers.weights.base import Sender
 from workers.weights.buckets import TensorSpec
 from workers.weights.disk import DiskSender
+from workers.weights.errors import TransportError
 from workers.weights.ipc import IpcSender
 
 pytestmark = pytest.mark.sglang

@@ -13,7 +13,7 @@ from workers.rollout.protocol import EngineRefused, GenerateRequest, GenerateRes
 from workers.rollout.sglang import read_continued, read_result
 from workers.rollout.sglang_client import ServerRefused
 from workers.rollout.sglang_transfer import SglangTransfer
-from workers.weights.base import TransportError
+from workers.weights.errors import TransportError
 
 ASKED = GenerateRequest("0/0", (3, 4), 7)
 

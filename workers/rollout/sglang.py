@@ -34,7 +34,7 @@ from workers.rollout.sglang_options import MODELS, SglangOptions
 from workers.rollout.sglang_proof import compose
 from workers.rollout.sglang_server import ServerSpec, SglangServer
 from workers.rollout.sglang_transfer import SglangTransfer
-from workers.weights.base import TransportError
+from workers.weights.errors import TransportError
 from workers.weights.manifest import Manifest
 from workers.weights.rendezvous import Rendezvous
 from workers.weights.send_plan import SendPlan

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from workers.rollout.sglang_client import ServerRefused, ServerSilent, SglangClient
-from workers.weights.base import TransportError
 from workers.weights.buckets import TensorSpec
 from workers.weights.disk import announced
+from workers.weights.errors import TransportError
 from workers.weights.rendezvous import Rendezvous, members
 from workers.weights.send_plan import SendPlan
 

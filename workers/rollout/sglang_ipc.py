@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from workers.rollout.sglang_client import ServerRefused, ServerSilent, SglangClient
 from workers.rollout.sglang_plugin import load_action
-from workers.weights.base import TransportError
 from workers.weights.buckets import TensorSpec
+from workers.weights.errors import TransportError
 from workers.weights.ipc import shared_buckets
 from workers.weights.rendezvous import Rendezvous
 from workers.weights.send_plan import SendPlan

@@ -12,8 +12,8 @@ from contextlib import suppress
 
 from workers.device import Device
 from workers.rollout.sglang_client import ServerRefused, ServerSilent, SglangClient
-from workers.weights.base import TransportError
 from workers.weights.buckets import TensorSpec
+from workers.weights.errors import TransportError
 from workers.weights.rendezvous import Endpoint, Rendezvous, member
 from workers.weights.send_plan import SendPlan
 

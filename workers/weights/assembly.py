@@ -16,8 +16,8 @@ from torch.distributed import ProcessGroup
 from state.digest import dtype_name
 from state.digest_records import Region
 from state.store import LiveWeights
-from workers.weights.base import TransportError
 from workers.weights.buckets import Bucket
+from workers.weights.errors import TransportError
 from workers.weights.send_plan import SendPlan, Stream
 from workers.weights.views import views
 

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from state.errors import SlotwiseError
 from state.gang import ActorPermit
 from state.store import LiveWeights
 from workers.weights.buckets import TensorSpec
@@ -16,10 +15,6 @@ from workers.weights.send_plan import SendPlan
 
 Sink = Callable[[TensorSpec, Tensor], None]
 """Takes one tensor that arrived. The tensor is a view of a buffer that is used again: copy what is to be kept."""
-
-
-class TransportError(SlotwiseError):
-    """A transfer did not come to its end: who waited for what, how long, and what was seen instead."""
 
 
 class Sender(Protocol):

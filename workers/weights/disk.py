@@ -22,8 +22,9 @@ from torch.distributed import PrefixStore, ProcessGroup
 from state.digest import dtype_name
 from state.gang import ActorPermit
 from workers.weights.assembly import Assembly
-from workers.weights.base import Sink, TransportError
+from workers.weights.base import Sink
 from workers.weights.buckets import TensorSpec
+from workers.weights.errors import TransportError
 from workers.weights.leading import StoreSender
 from workers.weights.process_group import connect
 from workers.weights.rendezvous import Endpoint, Rendezvous

@@ -15,7 +15,8 @@ from state.gang import ActorPermit
 from state.store import LiveWeights
 from workers.device import Device
 from workers.weights.assembly import Assembly
-from workers.weights.base import Sink, TransportError
+from workers.weights.base import Sink
+from workers.weights.errors import TransportError
 from workers.weights.process_group import BroadcastGroup, connect, listen
 from workers.weights.rendezvous import Endpoint, Rendezvous
 from workers.weights.send_plan import SendPlan, Stream

@@ -18,8 +18,9 @@ from torch.distributed import PrefixStore, ProcessGroup
 from state.gang import ActorPermit
 from workers.device import Device
 from workers.weights.assembly import Assembly
-from workers.weights.base import Sink, TransportError
+from workers.weights.base import Sink
 from workers.weights.buckets import Bucket
+from workers.weights.errors import TransportError
 from workers.weights.leading import StoreSender
 from workers.weights.process_group import connect
 from workers.weights.rendezvous import Endpoint, Rendezvous

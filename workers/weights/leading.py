@@ -10,7 +10,7 @@ from torch.distributed import PrefixStore, ProcessGroup, TCPStore
 from state.gang import ActorPermit
 from state.store import LiveWeights
 from workers.weights.assembly import Assembly
-from workers.weights.base import TransportError
+from workers.weights.errors import TransportError
 from workers.weights.process_group import listen
 from workers.weights.rendezvous import Endpoint
 from workers.weights.send_plan import SendPlan, Stream

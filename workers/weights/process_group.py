@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from workers.device import Device
-from workers.weights.base import TransportError
+from workers.weights.errors import TransportError
 from workers.weights.rendezvous import Endpoint
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
