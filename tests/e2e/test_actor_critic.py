@@ -67,6 +67,7 @@ def test_it_keeps_every_promise_and_each_role_is_saved_after_every_rollout_in_a_
     run_dir: Path,
 ) -> None:
     assert findings(run_dir) == []
+    assert [entry["role"] for entry in journal(run_dir, "driver", "save")] == ["critic", "actor"] * ROLLOUTS
     for root in (run_dir.parent / "saved", run_dir.parent / "saved-critic"):
         found = checkpoints.inspect(root)
         assert (found.tracker, found.ours) == (f"{ROLLOUTS - 1}\n", tuple(range(ROLLOUTS)))
@@ -157,6 +158,8 @@ def test_without_the_critics_newest_save_either_role_and_step_is_named(
     assert (plan["resume"]["iteration"], plan["resume"]["critic"]["iteration"], plan["loads"]["critic"]["path"]) == (
         1, 1, f"{tmp_path}/saved-critic",
     )  # fmt: skip
+    assert main(asked[:-1]) == 0
+    assert f"# critic: iteration 1 of {tmp_path}/saved-critic\n" in capsys.readouterr().out
     assert main([*asked, "--checkpoint.resume", "must"]) == 3
     refused = capsys.readouterr()
     assert "saved-critic is iteration 1" in refused.out + refused.err

@@ -29,6 +29,7 @@ class Gang:
     def __init__(self, role: str = "actor") -> None:
         self.role = role
         self.on_disk = threading.Event()
+        self.waited_for = threading.Event()
         self.fails: Exception | None = None
         self.saves: list[tuple[str, bool]] = []
         self.verbs: list[str] = []
@@ -56,6 +57,7 @@ class Gang:
         (Path(path) / "weights").write_text(quorum.publish_id)
 
     def finish_save(self, publish_id: str) -> None:
+        self.waited_for.set()
         assert self.on_disk.wait(30)
         if self.fails is not None:
             raise self.fails
@@ -231,6 +233,7 @@ def test_nothing_is_committed_before_the_ranks_of_both_have_written(tmp_path: Pa
     run = Run(tmp_path, *PPO, "--checkpoint.async_save")
     run.saving.save(0, {})
     run.critic.on_disk.set()
+    assert run.gang.waited_for.wait(30)
     assert standing(tmp_path / "ckpt-critic") == (None, ())
     run.gang.on_disk.set()
     run.saving.finish()

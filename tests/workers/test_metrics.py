@@ -91,6 +91,11 @@ def test_the_version_of_another_slot_is_not_taken_for_the_actors() -> None:
     assert "slotwise_slot_version" not in [update.name for update in updates("r", transition(version=9))]
 
 
+def test_a_checkpoint_of_actor_and_critic_is_counted_once() -> None:
+    counted = [updates("r", {"kind": "save", "role": role}) for role in ("critic", "actor")]
+    assert counted == [(), (Update("slotwise_saves_total", {"run": "r"}, 1),)]
+
+
 def test_engines_publishes_and_steps_are_told(sink: MetricSink, exported: Exported) -> None:
     engine = {"kind": "engine", "engine": "r/engine/1", "state": "serving", "version": 4}
     sink.journaled(engine)
