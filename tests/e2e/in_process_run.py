@@ -108,6 +108,9 @@ class Gangs:
         experience, targets = self.actor.rank.experience(shards[0], values)
         return {**self.actor.train(shards, experience), **self.critic.train(shards, targets)}
 
+    def casualties(self) -> Mapping[str, str]:
+        return {}
+
     def asleep(self) -> bool:
         return any(gang.rank.view().state == "asleep" for gang in self.all)
 
