@@ -1,8 +1,8 @@
 """The queue of each engine: requests of all groups, sent in calls that keep the engine busy.
 
 An engine that generates what one call asks for, and then the next, is asked in large calls, and has the next one before
-it has ended one. An engine that batches whatever it has is asked for each response by itself, and for a new one the
-moment one is there: no response waits for another.
+it has ended one. An engine that batches whatever it has is asked for the samples of each prompt by themselves, which
+are of use only together, and has more of them than it generates at once: no call waits for another.
 
 Which engine a request is for is decided by its group alone. How requests share calls depends on the moment, but no
 response does: a sample is a function of its prompt, its seed and the weights.
@@ -11,7 +11,6 @@ response does: a sample is a function of its prompt, its seed and the weights.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,9 +24,9 @@ from workers.rollout.protocol import EngineRefused, GenerateRequest, GenerateRes
 
 CALLS_AT_ONCE = 2
 """The second call waits where the engine is, which goes on with it the moment it has ended the first."""
-QUEUED = 1.25
-"""Requests that a server has, as a share of those that it generates at once: a place that becomes free is taken in the
-same step."""
+QUEUED = 2
+"""Requests that a server has, as a multiple of those that it generates at once: a place that becomes free is taken in
+the same step, also while others of the same call are not done."""
 
 
 class EngineLost(SlotwiseError):
@@ -58,19 +57,21 @@ class Engines(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """What one engine is asked at once: `calls` calls of at most `requests` requests each."""
+    """What one engine is asked at once: `calls` calls of at most `requests` requests each, and `in_flight` in all."""
 
     requests: int
     calls: int
+    in_flight: int
 
     @staticmethod
     def of(rollout: RolloutConfig) -> CallLimits:
         match rollout.engine:
             case "embedded":
-                return CallLimits(rollout.requests_per_call or rollout.max_batch_size, CALLS_AT_ONCE)
+                requests = rollout.requests_per_call or rollout.max_batch_size
+                return CallLimits(requests, CALLS_AT_ONCE, CALLS_AT_ONCE * requests)
             case "sglang":
-                requests = rollout.requests_per_call or 1
-                return CallLimits(requests, math.ceil(rollout.max_batch_size * QUEUED / requests))
+                in_flight = rollout.max_batch_size * QUEUED
+                return CallLimits(rollout.requests_per_call or rollout.n_samples_per_prompt, in_flight, in_flight)
 
 
 @dataclass(eq=False, slots=True)
@@ -82,10 +83,10 @@ class _Wanted:
 
 @dataclass(slots=True)
 class _Lane:
-    """One engine's queue. `lost` says why nothing is asked of it any more."""
+    """One engine's queue, and its calls with their requests. `lost` says why nothing is asked of it any more."""
 
     queue: list[_Wanted] = field(default_factory=list)
-    calls: set[asyncio.Task[None]] = field(default_factory=set)
+    calls: dict[asyncio.Task[None], int] = field(default_factory=dict)
     lost: str | None = None
     pumping: bool = False
 
@@ -155,21 +156,27 @@ class Lanes:
         self._pump(engine_id, lane)
 
     def _pump(self, engine_id: str, lane: _Lane) -> None:
-        if self._closed or len(lane.calls) == self._limits.calls:
+        if self._closed or not self._room(lane):
             return
         lane.queue = [wanted for wanted in lane.queue if not wanted.answer.done()]
         least = self._limits.requests if self._filling else 1
-        while len(lane.queue) >= least and len(lane.calls) < self._limits.calls:
+        while len(lane.queue) >= least and (room := self._room(lane)):
             sampling = lane.queue[0].sampling
-            alike = [wanted for wanted in lane.queue if wanted.sampling == sampling][: self._limits.requests]
+            alike = [wanted for wanted in lane.queue if wanted.sampling == sampling][:room]
             chosen = set(map(id, alike))
             lane.queue = [wanted for wanted in lane.queue if id(wanted) not in chosen]
             call = asyncio.get_running_loop().create_task(self._call(engine_id, lane, alike, sampling))
-            lane.calls.add(call)
+            lane.calls[call] = len(alike)
             call.add_done_callback(lambda done: self._ended(engine_id, lane, done))
 
+    def _room(self, lane: _Lane) -> int:
+        """Requests that another call may have."""
+        if len(lane.calls) >= self._limits.calls:
+            return 0
+        return min(self._limits.requests, self._limits.in_flight - sum(lane.calls.values()))
+
     def _ended(self, engine_id: str, lane: _Lane, call: asyncio.Task[None]) -> None:
-        lane.calls.discard(call)
+        del lane.calls[call]
         self._pump_soon(engine_id, lane)
 
     async def _call(self, engine_id: str, lane: _Lane, batch: list[_Wanted], sampling: SamplingConfig) -> None:

@@ -186,8 +186,7 @@ class RolloutConfig(SamplingConfig):
     gpus_per_engine: float = Field(default=0.0, ge=0)
     requests_per_call: int | None = Field(default=None, ge=1)
     """Requests that an engine is asked in one call. Unset: `max_batch_size` of an embedded engine, which answers call
-    by call and has the next one when it ends one; 1 of SGLang, which batches what it has, so that no response waits for
-    another."""
+    by call and has the next one when it ends one; `n_samples_per_prompt` of SGLang, which batches what it has."""
     generate: str | None = None
     """Import path `package.module:function` of a coroutine function that makes one sample (turns, tools). Unset: one
     response to the prompt."""

@@ -74,7 +74,7 @@ class Run:
         self.engine = Engine()
         self.stranded: list[NoEngineServes] = []
         self.asks = Continuing(
-            self.engine, CallLimits(1, 8), continues=continues, too_old=too_old, stranded=self.stranded.append
+            self.engine, CallLimits(1, 8, 8), continues=continues, too_old=too_old, stranded=self.stranded.append
         )
 
     async def publish(self, number: int) -> None:

@@ -81,21 +81,29 @@ def test_an_engine_has_its_next_call_before_it_has_ended_one_and_never_more() ->
     assert len(rollout.samples) == 36
 
 
-def test_an_engine_that_batches_by_itself_is_kept_full_and_no_response_waits_for_another() -> None:
-    """Of 4 at once, 5 with those that wait for a place. The very first response takes as long as all others."""
+@pytest.mark.parametrize(("requests_per_call", "calls"), [(None, [3] * 12), (1, [1] * 36)])
+def test_an_engine_that_batches_by_itself_is_kept_full_and_no_call_waits_for_another(
+    requests_per_call: int | None, calls: list[int]
+) -> None:
+    """It generates 6 at once and has as many again. The very first call takes as long as all others."""
+    open_now: set[str] = set()
+    most: list[int] = []
 
-    class Batching(Slow):
+    class Batching(StandInEngines):
         async def generate(self, engine_id: str, requests: Sequence[GenerateRequest], *rest: Any) -> Any:
+            open_now.update(one.request_id for one in requests)
+            most.append(len(open_now))
             results = await super().generate(engine_id, requests, *rest)
-            while requests[0].request_id == "0/0" and len(self.asked) < 36:
+            while requests[0].request_id == "0/0" and len(self.asked) < len(calls):
                 await asyncio.sleep(0)
+            open_now.difference_update(one.request_id for one in requests)
             return results
 
     engines = Batching(["a"])
-    rollout = make(engines, rollout_batch_size=12, engine="sglang", max_batch_size=4)
-    assert len(rollout.samples) == 36
-    assert [len(ids) for _, ids, _, _ in engines.asked] == [1] * 36
-    assert engines.most == {"a": 5}
+    shape = {"rollout_batch_size": 12, "engine": "sglang", "max_batch_size": 6, "requests_per_call": requests_per_call}
+    assert len(make(engines, **shape).samples) == 36
+    assert [len(ids) for _, ids, _, _ in engines.asked] == calls
+    assert max(most) == 12
 
 
 def test_the_first_call_is_sent_before_the_last_request_is_made_and_every_call_is_full() -> None:
