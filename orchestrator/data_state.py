@@ -28,7 +28,7 @@ class StoredCursor(Stored):
 
 
 class StoredSample(Stored):
-    """See `workers.batch.Sample`; `versions` as pairs."""
+    """See `workers.batch.Sample`; `versions` as pairs, `spans` as those and where they begin and end."""
 
     group_id: Count
     index: Count
@@ -37,6 +37,7 @@ class StoredSample(Stored):
     logprobs: list[float]
     loss_mask: list[Annotated[int, Field(ge=0, le=1)]]
     versions: list[Annotated[list[Count], Field(min_length=2, max_length=2)]]
+    spans: list[Annotated[list[Count], Field(min_length=4, max_length=4)]]
     seed: int
     finish_reason: FinishReason
     reward: FiniteFloat | None
@@ -45,6 +46,8 @@ class StoredSample(Stored):
     def _one_entry_per_token(self) -> StoredSample:
         if not len(self.response_ids) == len(self.logprobs) == len(self.loss_mask):
             raise ValueError("response_ids, logprobs and loss_mask are not equally long")
+        if not all(start <= end <= len(self.response_ids) for _, _, start, end in self.spans):
+            raise ValueError("spans are not of response_ids")
         return self
 
 

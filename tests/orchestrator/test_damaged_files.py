@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,22 @@ import pytest
 from orchestrator import resuming
 from orchestrator.cli import main
 from orchestrator.config import Config
+from orchestrator.data import Cursor
+from orchestrator.data_state import StoredCursor, StoredRollout, StoredSample
 from orchestrator.exit_codes import ExitCode, exit_code
 from orchestrator.options import load
+from orchestrator.rollout_buffer import Rollout, rollout_to_json
 from orchestrator.run_dir import RunDir
 from state import checkpoints
 from state.continuity import Probe
 from state.errors import ResumeError
 from state.journal import Journal
 from state.resume import LoadSpec, ResumePlan
+from state.slots import WeightId
 from tests.orchestrator.saved_checkpoint import CURSOR, DATA, saved
 from tests.orchestrator.valid_config import write
 from tests.state.toy_run import whole_run
+from workers.batch import Sample
 
 ROOT = Path(__file__).parents[2]
 NO_JSON = (
@@ -77,7 +83,7 @@ WAITING = {
     "samples": [
         {
             "group_id": 0, "index": 0, "prompt_ids": [1], "response_ids": [2], "logprobs": [-0.5], "loss_mask": [1],
-            "versions": [[1, 5]], "seed": 1, "finish_reason": "stop", "reward": 1.0,
+            "versions": [[1, 5]], "spans": [[1, 5, 0, 1]], "seed": 1, "finish_reason": "stop", "reward": 1.0,
         }
     ],
 }  # fmt: skip
@@ -94,6 +100,7 @@ DAMAGED = [
     ("data.json", as_json({"cursor": CURSOR})),
     ("data.json", waiting(response_ids=[2, 3])),
     ("data.json", waiting(versions=[[1]])),
+    ("data.json", waiting(spans=[[1, 5, 0, 2]])),
     ("data.json", waiting(finish_reason="tired")),
     *(("probe.json", content) for content in NO_JSON),
     ("probe.json", as_json(PROBE.to_json() | {"moments": [1.0]})),
@@ -104,6 +111,15 @@ DAMAGED = [
     ("slotwise.json", as_json({"iteration": 4, "fingerprint": ["model"]})),
     *(("../" + checkpoints.TRACKER, content) for content in (b"", b"xx", b"9" * 5000, b"-4", b"\xff")),
 ]
+
+
+def test_every_field_that_is_written_of_data_is_typed() -> None:
+    cursor = {one.name for one in fields(Cursor)} | {"fingerprint"}
+    sample = Sample(0, 0, (1,), (2,), (-0.5,), (1,), (WeightId(1, 5),), 1, "stop", 1.0)
+    rollout = rollout_to_json(Rollout(5, (sample,), CURSOR))
+    assert set(StoredCursor.model_fields) == cursor
+    assert set(StoredRollout.model_fields) == set(rollout)
+    assert set(StoredSample.model_fields) == set(rollout["samples"][0])
 
 
 @pytest.mark.parametrize(("name", "content"), DAMAGED)
