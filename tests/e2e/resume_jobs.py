@@ -134,21 +134,21 @@ class Pair:
     final: tuple[dict[str, str], dict[str, str]]
 
 
-def actor_and_critic(place: Place, root: Path, changes: dict[str, Any]) -> tuple[Pair, Pair, Pair, str]:
-    """A run that saves after every rollout; what continues it from its second save as a kill leaves it; the same where
-    the critic's second save is lost; and what is said where a rank of the critic loads another than its plan says."""
+def actor_and_critic(place: Place, root: Path, changes: dict[str, Any]) -> tuple[Pair, Pair, str]:
+    """A run that saves after every rollout; what continues it where the critic's second save is lost; and what is said
+    where a rank of the critic loads another than its plan says."""
 
     def keep(rollout_id: int) -> None:
         if rollout_id == 1:
-            for name in ("cut", "lost", "wrong"):
+            for name in ("lost", "wrong"):
                 shutil.copytree(root / "whole", root / name)
             shutil.rmtree(root / "lost" / "checkpoints-critic" / "iter_0000001")
 
-    whole, *cut = _pair(root / "whole", changes, keep), _pair(root / "cut", changes), _pair(root / "lost", changes)
+    whole, lost = _pair(root / "whole", changes, keep), _pair(root / "lost", changes)
     try:
         go(root / "wrong", changes, sabotage=_another_iteration_of_the_critic)
     except ContinuityBroken as error:
-        return whole, cut[0], cut[1], str(error)
+        return whole, lost, str(error)
     raise AssertionError("another critic went on in the place of the one that was saved")
 
 

@@ -20,7 +20,6 @@ from tests.workers.train_jobs import Setting, Shards, gang, gradients, parameter
 from workers.algorithms.aggregate import StepTotals
 from workers.megatron import values
 from workers.megatron.estimates import Targets
-from workers.megatron.hf_layout import GptWeights
 from workers.megatron.model import build, load_hf_config
 from workers.megatron.optimizer import TrainOptimizer, build_optimizer
 from workers.megatron.parallel import Layout, coordinates
@@ -37,8 +36,9 @@ def make_critic(layout: Layout, setting: Setting) -> tuple[object, TrainOptimize
 
 @dataclass(frozen=True)
 class Step:
-    """`values`: before the step, on the last stage alone."""
+    """`began`: parameters before the step. `values`: before it too, on the last stage alone."""
 
+    began: Shards
     values: tuple[Tensor, ...] | None
     stats: ValueStats
     gradients: Shards
@@ -61,7 +61,7 @@ def steps_of(place: Place, setting: Setting, cases: Sequence[Case]) -> list[Step
         told = []
         for case in cases:
             model, optimizer = make_critic(layout, setting)
-            mine, seen = case.shares[coordinates().dp], []
+            mine, seen, began = case.shares[coordinates().dp], [], parameters(model)
             found = values.score(model, [one.sample for one in mine], max_tokens=case.budget)
             stats = values.train_step(
                 model,
@@ -74,14 +74,8 @@ def steps_of(place: Place, setting: Setting, cases: Sequence[Case]) -> list[Step
                 before_write=lambda seen=seen, model=model: seen.append(gradients(model)),
             )
             optimizer.finish_gather()
-            told.append(Step(found, stats, seen[0], parameters(model)))
+            told.append(Step(began, found, stats, seen[0], parameters(model)))
         return told
-
-
-def weights_of(place: Place, setting: Setting) -> Shards:
-    """What every critic here begins with."""
-    with gang(place, setting) as layout:
-        return parameters(make_critic(layout, setting)[0])
 
 
 # ---- whole ranks ---------------------------------------------------------------------------------------------
@@ -159,12 +153,18 @@ def train_on(place: Place, setting: rank_jobs.Setting, root: Path, start: int, e
         return Trained(metrics, agreed(rank, "end").digest, None if found is None else list(found))
 
 
-def held_after_init(place: Place, setting: rank_jobs.Setting) -> Shards:
-    with critic_of(place, setting) as rank:
-        return [
-            (piece.name, piece.region.full_shape, piece.region.offset, piece.tensor.detach().clone())
-            for piece in GptWeights(rank._model).pieces()
-        ]
+def held_after_init(place: Place, root: Path, slots: Sequence[SlotSpec]) -> list[Shards | str]:
+    """What a critic holds that begins with each; or why it does not."""
+    told: list[Shards | str] = []
+    for number, slot in enumerate(slots):
+        try:
+            with critic_of(
+                replace(place, init_method=f"{place.init_method}-{number}"), critic_setting(root, slot)
+            ) as rank:
+                told.append(parameters(rank._model))
+        except SlotwiseError as error:
+            told.append(str(error))
+    return told
 
 
 def save_an_actor(place: Place, setting: rank_jobs.Setting, root: Path, directory: Path) -> None:

@@ -34,14 +34,28 @@ def drawn(seed: int) -> list[Tensor]:
 VALUES, BEHAVIOUR, REF = drawn(0), drawn(1), drawn(2)
 
 
-def on_ranks(place: Place, algorithm: AlgorithmConfig, shares: list[list[int]]) -> Found:
+PLAIN, WITH_KL = PPO, PPO.model_copy(update={"kl_coef": 0.3})
+WHITENED = PPO.model_copy(update={"normalize_advantages": True})
+
+
+def on_ranks(place: Place, algorithms: list[AlgorithmConfig], shares: list[list[int]]) -> list[Found]:
+    """For each algorithm advantages and returns of this rank's share."""
     with gloo(place):
         group: Any = dist.group.WORLD
         mine = shares[place.rank]
-        parts = ([of[i] for i in mine] for of in (SAMPLES, VALUES, BEHAVIOUR, REF))
-        samples, values, behaviour, ref = parts
-        advantages, targets = estimate(samples, values, behaviour, ref, algorithm, group)  # type: ignore[arg-type]
-        return advantages, list(targets.returns)
+        samples, values, behaviour, ref = ([of[i] for i in mine] for of in (SAMPLES, VALUES, BEHAVIOUR, REF))
+        found = []
+        for algorithm in algorithms:
+            advantages, targets = estimate(samples, values, behaviour, ref, algorithm, group)  # type: ignore[arg-type]
+            found.append((advantages, list(targets.returns)))
+        return found
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Found]:
+    """What one rank with all samples finds."""
+    (found,) = run_gang(f"{__name__}:on_ranks", 1, ([PLAIN, WITH_KL, WHITENED], [list(range(len(SAMPLES)))]))
+    return dict(zip(("plain", "with kl", "whitened"), found, strict=True))
 
 
 def by_hand(sample: Sample, position: int, coefficient: float) -> Any:
@@ -51,28 +65,27 @@ def by_hand(sample: Sample, position: int, coefficient: float) -> Any:
     return generalised_advantages(rewards, VALUES[position], mask, gamma=0.9, gae_lambda=0.8)
 
 
-@pytest.mark.parametrize("coefficient", [0.0, 0.3])
-def test_a_kl_joins_the_rewards_token_by_token(coefficient: float) -> None:
-    algorithm = PPO.model_copy(update={"kl_coef": coefficient})
-    ((advantages, returns),) = run_gang(f"{__name__}:on_ranks", 1, (algorithm, [list(range(len(SAMPLES)))]))
+@pytest.mark.parametrize(("name", "coefficient"), [("plain", 0.0), ("with kl", 0.3)])
+def test_a_kl_joins_the_rewards_token_by_token(alone: dict[str, Found], name: str, coefficient: float) -> None:
+    advantages, returns = alone[name]
     for position, sample in enumerate(SAMPLES):
         expected = by_hand(sample, position, coefficient)
         torch.testing.assert_close(advantages[position], expected.advantages)
         torch.testing.assert_close(returns[position], expected.returns)
 
 
-def test_whitening_is_over_all_ranks_however_samples_are_split_and_leaves_returns_alone() -> None:
-    algorithm = PPO.model_copy(update={"normalize_advantages": True})
-    (alone,) = run_gang(f"{__name__}:on_ranks", 1, (algorithm, [list(range(len(SAMPLES)))]))
-    counted = torch.cat([a[torch.tensor(s.loss_mask).bool()] for a, s in zip(alone[0], SAMPLES, strict=True)])
+def test_whitening_is_over_all_ranks_however_samples_are_split_and_leaves_returns_alone(
+    alone: dict[str, Found],
+) -> None:
+    whitened, _ = alone["whitened"]
+    counted = torch.cat([a[torch.tensor(s.loss_mask).bool()] for a, s in zip(whitened, SAMPLES, strict=True)])
     assert float(counted.mean()) == pytest.approx(0.0, abs=1e-6)
     assert float(counted.std()) == pytest.approx(1.0, abs=1e-5)
     shares = [[0, 3, 5], [1, 2, 4, 6, 7]]
-    ranks = run_gang(f"{__name__}:on_ranks", 2, (algorithm, shares))
-    for mine, (advantages, returns) in zip(shares, ranks, strict=True):
+    ranks = run_gang(f"{__name__}:on_ranks", 2, ([WHITENED], shares))
+    for mine, ((advantages, returns),) in zip(shares, ranks, strict=True):
         for position, advantage, target in zip(mine, advantages, returns, strict=True):
-            torch.testing.assert_close(advantage, alone[0][position])
-            torch.testing.assert_close(target, alone[1][position])
+            torch.testing.assert_close(advantage, whitened[position])
             torch.testing.assert_close(target, by_hand(SAMPLES[position], position, 0.0).returns)
 
 
