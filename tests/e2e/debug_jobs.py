@@ -80,7 +80,7 @@ def half(run_dir: Path, changes: Mapping[str, Any]) -> Half:
             engine = EmbeddedEngine("engine", config.model, FromRank(gang.rank))
             engines = Engines(engine)
             manager: Any = Manager(config, engines, plan, run_dir)
-            publisher: Any = Publisher(gang, engine)
+            publisher: Any = Publisher(gang, engine, manager)
             train_loop(RolloutOnlyRun(config, directory, anyone, manager, publisher, *told), config, 0)
             requests = engines.requests
         else:

@@ -17,16 +17,20 @@ from workers.megatron.model import load_hf_config
 
 # 7 rows in batches of 3: an epoch ends in the middle of a rollout.
 ROWS = "".join(f'{{"prompt": "{i} {9 - i} {i // 2} =", "label": "{max(i, 9 - i)}"}}\n' for i in range(7))
+BOUND = {"max_staleness": 2}
 SAME = ("train/lr", "train/loss", "train/grad_norm", "train/kl_loss", "reward/mean")
 
 
 def changes(mode: str, data: Path) -> dict[str, Any]:
     """`bridge` is a `sync` run that begins with the Hugging Face directory beside the data."""
+    old = {"async": "engine", "fully_async": "old_actor"}
     return {
-        "loop": {"num_rollout": ROLLOUTS, "mode": "async" if mode == "async" else "sync"},
+        "loop": {"num_rollout": ROLLOUTS, "mode": mode if mode in old else "sync"}
+        | (BOUND if mode == "fully_async" else {}),
         "model": from_huggingface(data.parent / "base") if mode == "bridge" else {},
         "train": {"lr_decay_style": "cosine", "lr_warmup_steps": 2, "num_steps_per_rollout": 2},
-        "algorithm": {"old_logprobs": "engine" if mode == "async" else "recompute"},
+        "algorithm": {"old_logprobs": old.get(mode, "recompute")},
+        "old_actor": {"keep": 3 if mode == "fully_async" else 2},
         "rollout": {"rollout_batch_size": 3, "n_samples_per_prompt": 4},
         "data": {"generator": None, "path": str(data)},
         "checkpoint": {"save_interval": 1, "keep": 2},
@@ -41,7 +45,7 @@ def from_huggingface(directory: Path) -> dict[str, Any]:
     return {"config": None, "hf_checkpoint": str(directory), "megatron_to_hf_mode": "bridge"}
 
 
-PROVEN = [pytest.param(mode, marks=pytest.mark.prove) for mode in ("bridge", "async")]
+PROVEN = [pytest.param(mode, marks=pytest.mark.prove) for mode in ("bridge", "async", "fully_async")]
 
 
 @pytest.fixture(scope="module", params=["sync", *PROVEN])
@@ -81,11 +85,22 @@ def test_learning_rate_loss_and_reward_of_every_step_are_the_same(cases: list[Ca
 
 
 def test_samples_that_were_waiting_are_not_made_again(cases: list[Case], mode: str) -> None:
-    ahead = 1 if mode == "async" else 0
+    ahead = {"async": 1, "fully_async": 2}.get(mode, 0)
     for case in cases[2:]:
         assert case.cut_after is not None
         left = ROLLOUTS - 1 - case.cut_after
-        assert case.did.requests == 12 * (left - ahead)
+        assert case.did.requests == 12 * max(0, left - ahead)
+
+
+def test_every_sample_is_scored_by_the_version_that_generated_it_wherever_the_run_was_cut(
+    cases: list[Case], mode: str
+) -> None:
+    """Where that is not what the engine recorded. In `fully_async` by old actors of up to two versions before."""
+    staleness = [0, 1, 2, 2, 2, 2] if mode == "fully_async" else [None] * ROLLOUTS
+    for case in cases:
+        assert [step.get("rollout/staleness_max") for step in case.did.steps] == staleness
+        gaps = [step.get("rollout/train_engine_logprob_diff_max") for step in case.did.steps]
+        assert gaps == [None] * ROLLOUTS if mode == "async" else max(gaps) < 1e-5
 
 
 def test_what_continues_is_found_to_be_what_was_saved(cases: list[Case], mode: str) -> None:
