@@ -43,7 +43,8 @@ def plan(config: Config) -> ResumePlan:
     made = _plan_actor(config, config.checkpoint.ckpt_step)
     if not config.algorithm.needs_critic:
         return made
-    return critic_plan.with_critic(config, made, save_root(config), lambda step: _plan_actor(config, step))
+    both = critic_plan.with_critic(config, made, save_root(config), lambda step: _plan_actor(config, step))
+    return _with_told_critic(config, both)
 
 
 def _plan_actor(config: Config, ckpt_step: int | None) -> ResumePlan:
@@ -159,13 +160,7 @@ def _of_the_same(config: Config, made: ResumePlan, inventory: Inventory | None) 
     directory = checkpoints.iteration_dir(inventory.path, made.iteration)
     marker = checkpoints.read_marker(directory)
     allowed = config.checkpoint.allow_mismatch
-    untold = _untold(marker)
-    if refused := [kind for kind in untold if kind not in allowed]:
-        raise ResumeError(
-            f"{directory / checkpoints.MARKER} does not say {' and '.join(untold[kind] for kind in refused)}, so it "
-            "cannot be told whether that is this run's. Name another iteration with checkpoint.ckpt_step, or accept "
-            f"this one with checkpoint.allow_mismatch [{', '.join(refused)}]"
-        )
+    untold = _untold(config, directory, marker)
     found = differing(marker.fingerprint or {}, fingerprints(config))
     if not made.load_data:
         found.pop("data", None)
@@ -179,7 +174,7 @@ def _of_the_same(config: Config, made: ResumePlan, inventory: Inventory | None) 
     waiting = data_state.read(directory) if made.load_data else None
     checkpoints.read_probe(directory)  # what is damaged is refused before anything starts
     continuing = f"checkpoint.allow_mismatch: continuing from {directory}"
-    warnings = [f"{continuing}, which does not say {what}" for what in untold.values()]
+    warnings = list(untold)
     warnings += [f"{continuing} with another {word}" for word in words.values()]
     if made.load_data and {"tokenizer", "data"} & found.keys():
         warnings.append("the data cursor and samples still waiting are left behind: prompts begin with the first")
@@ -191,11 +186,32 @@ def _of_the_same(config: Config, made: ResumePlan, inventory: Inventory | None) 
     return replace(made, warnings=(*made.warnings, *warnings))
 
 
-def _untold(marker: Marker) -> dict[str, str]:
-    """What a marker must say and does not, by the word of `checkpoint.allow_mismatch` that accepts it."""
+def _with_told_critic(config: Config, made: ResumePlan) -> ResumePlan:
+    """`made`, unless the critic's checkpoint does not say what it is, or is damaged."""
+    if made.critic is None or not made.critic.load_optimizer:
+        return made
+    load = made.critic.load
+    assert load.path is not None
+    assert load.iteration is not None
+    directory = checkpoints.iteration_dir(load.path, load.iteration)
+    untold = _untold(config, directory, checkpoints.read_marker(directory))
+    checkpoints.read_probe(directory)
+    return replace(made, warnings=(*made.warnings, *untold))
+
+
+def _untold(config: Config, directory: Path, marker: Marker) -> tuple[str, ...]:
+    """In words, what a marker must say and does not, as far as `checkpoint.allow_mismatch` accepts it; `ResumeError`
+    for the rest."""
     untold = {}
     if "model" not in (marker.fingerprint or {}):
         untold["model"] = "which model it was saved with (`fingerprint`)"
     if None in (marker.digest, marker.dtype, marker.slots):
         untold["continuity"] = "what bytes were saved (`digest`, `dtype`, `slots`)"
-    return untold
+    if refused := [kind for kind in untold if kind not in config.checkpoint.allow_mismatch]:
+        raise ResumeError(
+            f"{directory / checkpoints.MARKER} does not say {' and '.join(untold[kind] for kind in refused)}, so it "
+            "cannot be told whether that is this run's. Name another iteration with checkpoint.ckpt_step, or accept "
+            f"this one with checkpoint.allow_mismatch [{', '.join(refused)}]"
+        )
+    continuing = f"checkpoint.allow_mismatch: continuing from {directory}"
+    return tuple(f"{continuing}, which does not say {what}" for what in untold.values())

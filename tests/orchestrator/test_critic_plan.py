@@ -78,6 +78,18 @@ def test_without_the_critics_newest_both_go_back_and_the_warning_names_both(tmp_
     assert resuming.plan(config(tmp_path, "--checkpoint.ckpt_step", "0")).critic == plan.critic
 
 
+def test_a_critics_checkpoint_says_what_it_is_or_is_accepted_as_it_is(tmp_path: Path) -> None:
+    asked = config(tmp_path)
+    saved(tmp_path / "ckpt", asked, "actor", 0)
+    checkpoints.begin(tmp_path / "ckpt-critic", 0)
+    checkpoints.commit(tmp_path / "ckpt-critic", 0, {"role": "critic", "incarnation": 1}, None)
+    with pytest.raises(ResumeError, match=r"ckpt-critic/iter_0000000/slotwise.json does not say which model"):
+        resuming.plan(asked)
+    accepted = resuming.plan(config(tmp_path, "--checkpoint.allow_mismatch", "model", "continuity"))
+    assert accepted.critic == of_critic(tmp_path / "ckpt-critic", 0)
+    assert [("ckpt-critic" in warning) for warning in accepted.warnings] == [True, True]
+
+
 def test_an_actor_that_has_trained_without_a_critic_is_not_joined_by_a_fresh_one(tmp_path: Path) -> None:
     asked = config(tmp_path)
     saved(tmp_path / "ckpt", asked, "actor", 0, 1)
