@@ -101,7 +101,7 @@ class Lanes:
 
     @contextmanager
     def filling(self) -> Iterator[None]:
-        """While more requests are about to come, only full calls are sent; the rest goes out at the end."""
+        """While more requests are about to come, a call waits until it is full, or a former one has ended."""
         self._filling = True
         try:
             yield
@@ -159,8 +159,7 @@ class Lanes:
         if self._closed or not self._room(lane):
             return
         lane.queue = [wanted for wanted in lane.queue if not wanted.answer.done()]
-        least = self._limits.requests if self._filling else 1
-        while len(lane.queue) >= least and (room := self._room(lane)):
+        while lane.queue and (room := self._room(lane)):
             sampling = lane.queue[0].sampling
             alike = [wanted for wanted in lane.queue if wanted.sampling == sampling][:room]
             chosen = set(map(id, alike))

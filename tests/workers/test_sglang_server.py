@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from workers.rollout import sglang_server
+from workers.rollout.scratch import remove_abandoned
 from workers.rollout.sglang_options import SglangOptions, flags
 from workers.rollout.sglang_server import ServerDied, ServerSpec, SglangServer, command, environment, write_plugin
 
@@ -135,6 +136,9 @@ def test_nothing_but_the_log_is_left_also_when_the_keeper_was_killed(
     monkeypatch.setattr(SglangServer, "_wait_until_up", lambda server: None)
     server = SglangServer(replace(SPEC, log=tmp_path / "server.log"))
     assert len(list(tmp_path.iterdir())) == 2
+    server._scratch._open.close()  # as the kernel does for an owner that dies
+    remove_abandoned(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2, "its keeper uses it"
     if keeper_dies:
         psutil.Process(server.pid).kill()
         assert not server.alive_after(10.0)

@@ -21,8 +21,8 @@ from workers.weights.send_plan import SendPlan
 class EngineClaim:
     """`model`: name -> (dtype, shape) of every tensor that the engine holds. All methods may be called from any thread.
 
-    `abort` is set while what is in flight has to end. With `keeps` that is only after an update that came to nothing:
-    it waits while the engine is paused, and goes on with the next weights.
+    `abort` is set while what is in flight has to end, unless whoever generates `keeps` it: it then waits while the
+    engine is paused, and goes on with the next weights.
     """
 
     def __init__(
@@ -58,8 +58,7 @@ class EngineClaim:
     def pause(self) -> None:
         with self._lock:
             self._paused = True
-            if not self._keeps:
-                self.abort.set()
+            self.abort.set()
 
     def resume(self) -> None:
         with self._lock:
