@@ -17,7 +17,7 @@ from orchestrator.saved_rollouts import SavedRollouts
 from orchestrator.tracking.jsonl import JsonlTracker
 from state.audit import audit
 from state.gang import GangId
-from tests.e2e.in_process_run import Engines, FromRank, Gang, Manager, Publisher, Trained, configuration, go
+from tests.e2e.in_process_run import Engines, FromRank, Gang, Gangs, Manager, Publisher, Trained, configuration, go
 from tests.e2e.runs import lines, marker, merged
 from tests.workers.gang_processes import Place
 from workers.megatron import parallel
@@ -71,8 +71,8 @@ def half(run_dir: Path, changes: Mapping[str, Any]) -> Half:
     gang_id = GangId(1, directory.incarnation, config_hash(config))
     (spec,) = worker_specs(config, plan, gang_id, str(run_dir), "127.0.0.1")
     gang = Gang(spec)
-    anyone: Any = gang
-    told = (steps, steps, Stop(0.0), None)
+    anyone: Any = Gangs(gang, None)
+    told: Any = (steps, steps, Stop(0.0), {})
     requests = 0
     try:
         directory.gang_started(gang_id, plan)
