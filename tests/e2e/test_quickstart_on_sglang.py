@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.runs import REPO, Place, alive, descendants, lines, until, without_rays_agents
-from tests.workers.engine_stage import sglang_python
+from tests.workers.engine_stage import needs_who_wrote, sglang_python
 from workers.rollout.scratch import PREFIX
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1200)]
@@ -47,6 +47,7 @@ def test_a_driver_that_is_killed_leaves_no_server(place: Place) -> None:
 
 
 def test_responses_wait_in_the_server_for_the_next_weights_and_are_trained_on(place: Place) -> None:
+    needs_who_wrote()
     changes = {
         "loop": {"mode": "fully_async", "num_rollout": 4, "max_staleness": 2},
         "algorithm": {"old_logprobs": "engine"},

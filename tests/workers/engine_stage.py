@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from orchestrator.sglang_fields import says_who_wrote
 from state.digest import Piece, digest_tensor
 from state.digest_records import Region, TensorDigest
 from state.gang import Quorum, mint_permit
@@ -64,6 +65,12 @@ def sglang_python() -> str:
     if found.stdout.strip() != "True":
         pytest.skip(f"{python} has no SGLang")
     return python
+
+
+def needs_who_wrote() -> None:
+    """Skips the test that asks where the server does not say which weights wrote which tokens."""
+    if not says_who_wrote(sglang_python(), None):
+        pytest.skip(f"the SGLang of {sglang_python()} does not say which weights wrote which tokens")
 
 
 def reference(config: Mapping[str, Any] = QWEN3, seed: int = 0) -> PreTrainedModel:

@@ -23,6 +23,7 @@ from tests.workers.engine_stage import (
     TIMEOUT_S,
     Stage,
     digests_of,
+    needs_who_wrote,
     reference,
     sglang_stage,
     tensors_of,
@@ -168,6 +169,7 @@ def test_every_tensor_arrives_in_the_dtype_that_it_left_in(tmp_path: Path, confi
 def test_a_response_waits_for_the_next_weights_and_says_which_wrote_which_tokens(tmp_path: Path) -> None:
     """Its tokens are those of the old weights up to where they changed, and from there those of the new ones, computed
     with nothing that the old ones had left in a cache."""
+    needs_who_wrote()
     stage = sglang_stage(tmp_path / "server.log", UNTIED, pause_mode="retract")
     try:
         old, new = endless_model(seed=1), endless_model(seed=2)
@@ -195,6 +197,7 @@ def test_a_response_waits_for_the_next_weights_and_says_which_wrote_which_tokens
 
 
 def test_an_update_that_comes_to_nothing_ends_what_waits_for_it(tmp_path: Path) -> None:
+    needs_who_wrote()
     stage = sglang_stage(tmp_path / "server.log", UNTIED, pause_mode="retract")
     try:
         tensors = tensors_of(endless_model(seed=1))
