@@ -84,11 +84,10 @@ PROBE = Probe("float32", (-1.0,), (-1.1,), 0.5, 3, (0.1, 0.1))
 def confirm(run: ToyRun, config: Config) -> None:
     """As a live run does."""
     quorum = run.agree(f"resume-{run.incarnation}", with_kept=True)
-    expected = continuity.expected(config, run.plan())
-    assert expected is not None
+    expected = continuity.expected(config, run.plan())[Slot.ACTOR]
     jumps = continuity.confirm(expected, quorum, lambda: PROBE)
     held = {"actor": quorum.digest} | {f"{kept.slot}@{kept.version}": kept.digest for kept in quorum.kept}
-    about = {"path": str(expected.directory), "same_dtype": expected.digest is not None, "held": held}
+    about = {"paths": [str(expected.directory)], "same_dtype": expected.digest is not None, "held": held}
     run.driver.append("continuity", incarnation=run.incarnation, **about, jumps=list(jumps))
 
 
