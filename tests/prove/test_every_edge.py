@@ -6,6 +6,7 @@ as well. See `toy_world` for what must hold after each.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -62,8 +63,10 @@ def test_two_ranks_let_nothing_out_that_they_do_not_agree_on(total: Coverage) ->
     total.add(closure(GANG, faults=0))
 
 
-def test_every_place_was_reached_and_left_by_every_fault(total: Coverage) -> None:
-    print(f"\nmodel checker: {total}")
+def test_every_place_was_reached_and_left_by_every_fault(
+    total: Coverage, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("counted", f"model checker: {total}")
     places = {place for ranks, _, _ in total.edges for place in ranks}
     assert places >= set(EXPECTED)
     faults = {fault.split("#")[0] for _, _, fault in total.edges if fault}
@@ -77,12 +80,12 @@ def test_every_place_was_reached_and_left_by_every_fault(total: Coverage) -> Non
 
 @pytest.mark.prove
 @pytest.mark.timeout(1800)
-def test_a_hundred_thousand_interleavings() -> None:
+def test_a_hundred_thousand_interleavings(record_property: Callable[[str, object], None]) -> None:
     total = Coverage()
     for bounds in LARGER.values():
         total.add(closure(bounds))
     busy = replace(GANG, followed="agree publish save send store exit raise step write borrow")
     for bounds, length in ((busy, 5), (replace(busy, ranks=3), 5)):
         total.add(interleavings(bounds, length))
-    print(f"\nmodel checker: {total}")
+    record_property("counted", f"model checker: {total}")
     assert total.interleavings >= 100_000

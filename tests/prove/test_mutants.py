@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,10 +114,12 @@ def test_the_suite_sees(fast: dict[str, str], hazard: str) -> None:
     assert hazard not in fast, fast[hazard]
 
 
-def test_tests_of_workers_and_the_orchestrator_see_the_rest(trees: Trees, fast: dict[str, str]) -> None:
+def test_tests_of_workers_and_the_orchestrator_see_the_rest(
+    trees: Trees, fast: dict[str, str], record_property: Callable[[str, object], None]
+) -> None:
     left = survivors(trees, REST, seconds=600)
     killed = len(MUTANTS) - len(left) - len(fast)
-    print(f"\nmutants: {killed} killed of {len(MUTANTS)} ({len(FAST)} by tests of `state` alone)")
+    record_property("counted", f"mutants: {killed} killed of {len(MUTANTS)} ({len(FAST)} by tests of `state` alone)")
     assert left == {}
 
 
@@ -136,7 +138,9 @@ def findings(trees: Trees, asked: Mapping[str, tuple[Path, str]]) -> dict[str, l
     return found
 
 
-def test_the_audit_finds_every_mutant_that_leaves_a_trace(trees: Trees) -> None:
+def test_the_audit_finds_every_mutant_that_leaves_a_trace(
+    trees: Trees, record_property: Callable[[str, object], None]
+) -> None:
     traces = {m.hazard: m.trace for m in TRACED if isinstance(m.trace, Trace) and m.hazard in trees.of}
     sound = findings(trees, {t.scenario: (trees.base, t.scenario) for t in traces.values()})
     mutated = findings(trees, {hazard: (trees.of[hazard], t.scenario) for hazard, t in traces.items()})
@@ -147,7 +151,7 @@ def test_the_audit_finds_every_mutant_that_leaves_a_trace(trees: Trees) -> None:
         if any(re.search(trace.finding, finding) for finding in sound[trace.scenario]):
             false[hazard] = sound[trace.scenario]
     seen = len(TRACED) - len(missed) - len(trees.moved.keys() & traces.keys())
-    print(f"\naudit: found {seen} of {len(TRACED)} mutants that leave a trace (of {len(MUTANTS)})")
+    record_property("counted", f"audit: found {seen} of {len(TRACED)} mutants that leave a trace (of {len(MUTANTS)})")
     assert missed == {}
     assert false == {}
     assert len(traces) == len(TRACED)
