@@ -28,7 +28,7 @@ def short_digest(digest: str) -> str:
 
 
 class Tier(StrEnum):
-    """Where the bytes of a slot rest while another one is resident (DESIGN: what a borrow costs)."""
+    """Where the bytes of a slot rest while another one is resident."""
 
     COPY = "copy"
     DEVICE = "device"
