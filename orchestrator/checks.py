@@ -25,6 +25,7 @@ from orchestrator.options import Problem, nearest
 from orchestrator.rewards.registry import REWARDS
 from orchestrator.sglang_checks import sglang
 from orchestrator.transport_checks import directory
+from workers.config import OptimizerConfig
 
 MODEL_TYPES = ("qwen3", "qwen3_moe", "qwen2", "llama")
 
@@ -157,16 +158,21 @@ def _transport(config: Config) -> Iterator[Problem]:
 
 
 def _schedule(config: Config) -> Iterator[Problem]:
-    train = config.train
-    if train.min_lr > train.lr:
-        yield Problem("train.min_lr", f"{train.min_lr} is above train.lr {train.lr}")
+    yield from _schedule_of("train", config.train, config)
+    if config.algorithm.needs_critic:
+        yield from _schedule_of("critic", config.critic, config)
+
+
+def _schedule_of(section: str, optimizer: OptimizerConfig, config: Config) -> Iterator[Problem]:
+    if optimizer.min_lr > optimizer.lr:
+        yield Problem(f"{section}.min_lr", f"{optimizer.min_lr} is above {section}.lr {optimizer.lr}")
     if config.loop.num_rollout is None:
         return  # as long as nobody has counted
-    steps = total_steps(config)
-    if steps and train.lr_warmup_steps >= steps:
+    steps, warmup = total_steps(config), optimizer.lr_warmup_steps
+    if steps and warmup >= steps:
         yield Problem(
-            "train.lr_warmup_steps",
-            f"{train.lr_warmup_steps} steps of warm-up, but the run has {steps} (num_rollout {config.loop.num_rollout} "
+            f"{section}.lr_warmup_steps",
+            f"{warmup} steps of warm-up, but the run has {steps} (num_rollout {config.loop.num_rollout} "
             f"x {steps_per_rollout(config)} steps per rollout); use at most {steps - 1}",
         )
 

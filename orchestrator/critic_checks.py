@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator import resuming
-from orchestrator.batching import total_steps
 from orchestrator.config import Config
 from orchestrator.options import Problem
 from workers.config import AlgorithmConfig, CriticConfig
@@ -14,11 +13,10 @@ _OF_PPO = ("gamma", "gae_lambda", "normalize_advantages")
 
 
 def check(config: Config) -> Iterator[Problem]:
-    """A critic is there for `ppo` alone; beside the actor it has directories and a schedule of its own."""
+    """A critic is there for `ppo` alone; beside the actor it has directories of its own."""
     if not config.algorithm.needs_critic:
         yield from _unused(config)
         return
-    yield from _schedule(config)
     yield from _directories(config)
 
 
@@ -32,17 +30,6 @@ def _unused(config: Config) -> Iterator[Problem]:
     for name in _OF_PPO:
         if getattr(config.algorithm, name) != getattr(usual, name):
             yield Problem(f"algorithm.{name}", without)
-
-
-def _schedule(config: Config) -> Iterator[Problem]:
-    critic, steps = config.critic, total_steps(config)
-    if critic.min_lr > critic.lr:
-        yield Problem("critic.min_lr", f"{critic.min_lr} is above critic.lr {critic.lr}")
-    if steps and critic.lr_warmup_steps >= steps:
-        yield Problem(
-            "critic.lr_warmup_steps",
-            f"{critic.lr_warmup_steps} steps of warm-up, but the run has {steps}; use at most {steps - 1}",
-        )
 
 
 def _directories(config: Config) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from orchestrator.config import Config
 from state.gang import GangId
 from state.resume import LoadSpec, ResumePlan
 from state.slots import Slot, Tier, WorkerId
-from workers.config import TrainConfig
+from workers.config import OptimizerConfig, TrainConfig
 from workers.megatron.spec import SlotSpec, WorkerSpec
 
 
@@ -73,7 +73,7 @@ def critic_specs(config: Config, plan: ResumePlan, gang: GangId, run_dir: str, h
 
 def critic_train(config: Config) -> TrainConfig:
     """Layout, micro-batches and resources of `train`, with the optimizer of `critic`."""
-    own = {name: value for name, value in config.critic if name in TrainConfig.model_fields}
+    own = {name: value for name, value in config.critic if name in OptimizerConfig.model_fields}
     return config.train.model_copy(update=own)
 
 

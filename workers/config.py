@@ -24,9 +24,26 @@ class ModelConfig(Frozen):
     """Dtype of live weights in training and engines."""
 
 
-class TrainConfig(Frozen):
+class OptimizerConfig(Frozen):
+    """Adam and its schedule, of one role."""
+
+    lr: float = Field(gt=0)
+    min_lr: float = Field(default=0.0, ge=0)
+    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
+    lr_warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps of linear warm-up; with 0 the first step runs at `lr`."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    adam_beta2: float = Field(default=0.95, ge=0, lt=1)
+    adam_eps: float = Field(default=1e-8, gt=0)
+    clip_grad: float = Field(default=1.0, ge=0)
+    """Global gradient norm to clip to; 0 switches clipping off."""
+
+
+class TrainConfig(OptimizerConfig):
     """The training gang and its optimizer."""
 
+    lr: float = Field(default=1e-6, gt=0)
     num_workers: int = Field(default=1, ge=1)
     """Ranks of the gang; data parallel size is `num_workers / (TP x PP x CP)`."""
     tensor_model_parallel_size: int = Field(default=1, ge=1)
@@ -41,17 +58,6 @@ class TrainConfig(Frozen):
     """Padded tokens of one micro-batch; a longer sample goes alone."""
     use_distributed_optimizer: bool = True
     """Shard optimizer state over data-parallel ranks."""
-    lr: float = Field(default=1e-6, gt=0)
-    min_lr: float = Field(default=0.0, ge=0)
-    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
-    lr_warmup_steps: int = Field(default=0, ge=0)
-    """Optimizer steps of linear warm-up; with 0 the first step runs at `lr`."""
-    weight_decay: float = Field(default=0.01, ge=0)
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    adam_beta2: float = Field(default=0.95, ge=0, lt=1)
-    adam_eps: float = Field(default=1e-8, gt=0)
-    clip_grad: float = Field(default=1.0, ge=0)
-    """Global gradient norm to clip to; 0 switches clipping off."""
     cpus_per_worker: float = Field(default=1.0, gt=0)
     """CPUs that Ray reserves for one rank."""
     gpus_per_worker: float = Field(default=0.0, ge=0)
@@ -115,7 +121,7 @@ class AlgorithmConfig(Frozen):
         return (self.use_kl_loss and self.kl_loss_coef > 0) or self.kl_coef > 0
 
 
-class CriticConfig(Frozen):
+class CriticConfig(OptimizerConfig):
     """The critic of `algorithm.advantage_estimator: ppo`: a gang of as many ranks as the actor's, in the same layout.
 
     Nothing here is taken from `train`, nor the reverse; what `train` says of layout, micro-batches, resources and
@@ -131,15 +137,6 @@ class CriticConfig(Frozen):
     """Directory for the critic's checkpoints, saved whenever the actor is. Unset: that of the actor's with `-critic`
     at its end."""
     lr: float = Field(default=1e-5, gt=0)
-    min_lr: float = Field(default=0.0, ge=0)
-    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
-    lr_warmup_steps: int = Field(default=0, ge=0)
-    weight_decay: float = Field(default=0.01, ge=0)
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    adam_beta2: float = Field(default=0.95, ge=0, lt=1)
-    adam_eps: float = Field(default=1e-8, gt=0)
-    clip_grad: float = Field(default=1.0, ge=0)
-    """Global gradient norm to clip to; 0 switches clipping off."""
     value_clip: float | None = Field(default=None, gt=0)
     """How far a value may move from that of the rollout before it stops counting, as in the code of PPO's authors.
     Unset: as far as it likes."""

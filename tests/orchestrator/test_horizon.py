@@ -98,6 +98,11 @@ def test_a_dry_run_says_how_many_rollouts_they_are(
     assert "loop.num_epoch 3 of rows.jsonl: 7 rollouts" in said.err
     assert dry_run(tmp_path, *epochs, *data, "--train.lr_warmup_steps", "14") == ExitCode.CONFIG
     assert "the run has 14 (num_rollout 7 x 2 steps per rollout)" in capsys.readouterr().err
+    critic = ("--algorithm.advantage_estimator", "ppo", "--critic.lr_warmup_steps")
+    assert dry_run(tmp_path, *epochs, *data, *critic, "13") == ExitCode.DONE
+    capsys.readouterr()
+    assert dry_run(tmp_path, *epochs, *data, *critic, "14") == ExitCode.CONFIG
+    assert "critic.lr_warmup_steps" in capsys.readouterr().err
     assert dry_run(tmp_path, *epochs, *data, "--data.max_prompt_len", "1") == ExitCode.CONFIG
     assert "data.path (--data.path): loop.num_epoch cannot be counted: no prompt" in capsys.readouterr().err
 
