@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator import slot_plan
@@ -20,27 +21,16 @@ def worker_specs(config: Config, plan: ResumePlan, gang: GangId, run_dir: str, h
     tiers = {Slot.REF: config.ref.tier, Slot.TEACHER: config.teacher.tier, Slot.OLD_ACTOR: Tier.COPY}
     for one in slot_plan.auxiliary(config, plan):
         slots.append(SlotSpec(one.slot, one.load, one.version, Tier(tiers[one.slot])))
-    first = WorkerSpec(
-        worker=WorkerId(config.run.name, Slot.ACTOR, 0),
-        gang=gang,
-        run_dir=run_dir,
-        host=host,
-        seed=config.run.seed,
-        slots=tuple(slots),
-        load_optimizer=plan.load_optimizer,
-        load_rng=plan.load_rng,
-        total_steps=total_steps(config),
-        temperature=config.rollout.temperature,
-        max_response_len=config.rollout.max_response_len,
-        keep_old_actors=slot_plan.keep_old_actors(config),
-        ref_update_interval=config.ref.update_interval if config.algorithm.needs_ref else None,
-        value_clip=None,
-        model=config.model,
-        train=config.train,
-        algorithm=config.algorithm,
-        weights=config.weights,
+    first = _first_rank(config, gang, run_dir, host, slots, config.train)
+    return _on_every_rank(
+        replace(
+            first,
+            load_optimizer=plan.load_optimizer,
+            load_rng=plan.load_rng,
+            keep_old_actors=slot_plan.keep_old_actors(config),
+            ref_update_interval=config.ref.update_interval if config.algorithm.needs_ref else None,
+        )
     )
-    return _on_every_rank(config, first)
 
 
 def critic_specs(config: Config, plan: ResumePlan, gang: GangId, run_dir: str, host: str | None) -> list[WorkerSpec]:
@@ -48,27 +38,16 @@ def critic_specs(config: Config, plan: ResumePlan, gang: GangId, run_dir: str, h
     start = plan.critic
     assert start is not None
     version = _version(start.load, start.load_optimizer)
-    first = WorkerSpec(
-        worker=WorkerId(config.run.name, Slot.CRITIC, 0),
-        gang=gang,
-        run_dir=run_dir,
-        host=host,
-        seed=config.run.seed,
-        slots=(SlotSpec(Slot.CRITIC, start.load, version, Tier.COPY, start.fresh_head),),
-        load_optimizer=start.load_optimizer,
-        load_rng=start.load_optimizer and plan.load_rng,
-        total_steps=total_steps(config),
-        temperature=config.rollout.temperature,
-        max_response_len=config.rollout.max_response_len,
-        keep_old_actors=0,
-        ref_update_interval=None,
-        value_clip=config.critic.value_clip,
-        model=config.model,
-        train=critic_train(config),
-        algorithm=config.algorithm,
-        weights=config.weights,
+    slots = [SlotSpec(Slot.CRITIC, start.load, version, Tier.COPY, start.fresh_head)]
+    first = _first_rank(config, gang, run_dir, host, slots, critic_train(config))
+    return _on_every_rank(
+        replace(
+            first,
+            load_optimizer=start.load_optimizer,
+            load_rng=start.load_optimizer and plan.load_rng,
+            value_clip=config.critic.value_clip,
+        )
     )
-    return _on_every_rank(config, first)
 
 
 def critic_train(config: Config) -> TrainConfig:
@@ -77,8 +56,35 @@ def critic_train(config: Config) -> TrainConfig:
     return config.train.model_copy(update=own)
 
 
-def _on_every_rank(config: Config, first: WorkerSpec) -> list[WorkerSpec]:
-    return [replace(first, worker=replace(first.worker, rank=rank)) for rank in range(config.train.num_workers)]
+def _first_rank(
+    config: Config, gang: GangId, run_dir: str, host: str | None, slots: Sequence[SlotSpec], train: TrainConfig
+) -> WorkerSpec:
+    """Rank 0 of a gang whose primary is the first of `slots`; that it fills with weights alone, and holds nothing that
+    one role has and the other has not."""
+    return WorkerSpec(
+        worker=WorkerId(config.run.name, slots[0].slot, 0),
+        gang=gang,
+        run_dir=run_dir,
+        host=host,
+        seed=config.run.seed,
+        slots=tuple(slots),
+        load_optimizer=False,
+        load_rng=False,
+        total_steps=total_steps(config),
+        temperature=config.rollout.temperature,
+        max_response_len=config.rollout.max_response_len,
+        keep_old_actors=0,
+        ref_update_interval=None,
+        value_clip=None,
+        model=config.model,
+        train=train,
+        algorithm=config.algorithm,
+        weights=config.weights,
+    )
+
+
+def _on_every_rank(first: WorkerSpec) -> list[WorkerSpec]:
+    return [replace(first, worker=replace(first.worker, rank=rank)) for rank in range(first.train.num_workers)]
 
 
 def _version(load: LoadSpec, with_optimizer: bool) -> int:
