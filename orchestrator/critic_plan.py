@@ -92,7 +92,7 @@ def _saves(inventory: Inventory, role: Slot) -> Saves:
     incarnations: dict[int, int | None] = dict.fromkeys(inventory.megatron if role is Slot.ACTOR else ())
     for iteration in inventory.ours:
         marker = checkpoints.read_marker(checkpoints.iteration_dir(inventory.path, iteration))
-        if (marker.role or Slot.ACTOR) == role:
+        if marker.role == role:
             incarnations[iteration] = marker.incarnation
     return Saves(role, inventory.path, incarnations)
 
@@ -104,7 +104,7 @@ def _role(load: LoadSpec) -> str | None:
     directory = checkpoints.iteration_dir(load.path, load.iteration)
     if not (directory / checkpoints.MARKER).is_file():
         return None
-    return checkpoints.read_marker(directory).role or Slot.ACTOR
+    return checkpoints.read_marker(directory).role
 
 
 def _what(plan: ResumePlan) -> str:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from state.entries import role_of
 from state.findings import Entry, Event, Finding
 from state.rank_history import RankHistory
-from state.replay_driver import DriverHistory, Start, role_of, weights
+from state.replay_driver import DriverHistory, Start, weights
 from state.replay_engines import EngineHistory
 from state.slots import Slot, short_digest
 

@@ -60,7 +60,7 @@ class Marker(Stored):
     """What a marker says of the weights beside it. Whoever relies on a field must ask whether it is there: markers of
     converted weights have no more than `digest` and `dtype`."""
 
-    role: str | None = None
+    role: str = Slot.ACTOR
     iteration: Count | None = None
     incarnation: Count | None = None
     digest: str | None = None

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from state import lifecycle
+from state.entries import role_of
 from state.findings import Entry, Notes
 from state.rank_history import Outlet, RankHistory, RankLife
-from state.replay_driver import PUBLISHED, DriverHistory, Start, role_of, weights
+from state.replay_driver import PUBLISHED, DriverHistory, Start, weights
 from state.replay_engines import EngineHistory
 from state.slots import Slot
 

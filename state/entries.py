@@ -279,6 +279,11 @@ _TRIGGERS: Mapping[Any, type[Entry]] = {
 _ENGINE: Mapping[str, type[Entry]] = {"engine": Engine, "proof": Proof}
 
 
+def role_of(entry: Mapping[str, Any]) -> str:
+    """Whose gang an entry of the driver is about."""
+    return str(entry.get("role", Slot.ACTOR))
+
+
 def fault(entry: Mapping[str, Any]) -> str | None:
     """In words, what is wrong with an entry by itself; None: it is whole. Kinds that nobody reads may hold anything."""
     whose, kind = _type(entry)

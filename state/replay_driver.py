@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from state.entries import role_of
 from state.findings import Entry, JournalFile, Notes
 from state.slots import Slot, WeightId
 
@@ -76,11 +77,6 @@ class DriverHistory:
 
 def weights(entry: Entry) -> WeightId:
     return WeightId(entry["incarnation"], entry["version"])
-
-
-def role_of(entry: Entry) -> str:
-    """Whose gang an entry of the driver is about."""
-    return str(entry.get("role", Slot.ACTOR))
 
 
 def replay_driver(file: JournalFile, notes: Notes) -> DriverHistory:

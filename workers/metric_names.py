@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from state.entries import role_of
+from state.slots import Slot
+
 Labels = Mapping[str, str]
 _RANK = ("run", "role", "rank")
 
@@ -73,7 +76,7 @@ def updates(run: str, entry: Mapping[str, Any]) -> tuple[Update, ...]:
             if entry["outcome"] != "committed":
                 return (counted,)
             return counted, Update("slotwise_published_version", {"run": run}, entry["version"])
-        case "save" if entry.get("role", "actor") == "actor":
+        case "save" if role_of(entry) == Slot.ACTOR:
             return (Update("slotwise_saves_total", {"run": run}, 1),)
         case "trained":
             return (Update("slotwise_last_step_timestamp_seconds", {"run": run}, entry["at"]),)

@@ -9,6 +9,8 @@ from typing import Any
 from orchestrator.inspector.codes import CODES
 from orchestrator.inspector.history import HEADLINE, History
 from orchestrator.inspector.raster import Window
+from state.entries import role_of
+from state.slots import Slot
 
 Row = Mapping[str, Any]
 PRIMARY = ("actor", "critic")
@@ -56,7 +58,7 @@ def summary(history: History, now: float) -> dict[str, Any]:
         "serving": serving(view["engines"], newest),
         "published": None if newest is None else {key: newest.get(key) for key in _PUBLISHED},
         "outcomes": dict(outcomes),
-        "saves": sum(save.get("role", "actor") == "actor" for save in history.saves),
+        "saves": sum(role_of(save) == Slot.ACTOR for save in history.saves),
         "problems": {"total": len(history.problems), "newest": history.problems[: -NEWEST_PROBLEMS - 1 : -1]},
         "damaged": history.damaged,
     }
