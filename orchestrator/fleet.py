@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.engine_lanes import EngineLost
+from orchestrator.proof_verdict import ProofVerdict
 from orchestrator.roster import EngineGone, EngineLink, NoEngineLeft, Replacements, Roster, in_words
-from orchestrator.verdicts import Verdict
 from state.engine_life import EnginePhase, EngineStatus, EngineTransition
 from state.gang import fingerprint
 from state.journal import Journal
@@ -156,21 +156,21 @@ class Fleet:
         self._left_updating("received the weights")
         return plan.nbytes
 
-    async def prove(self, manifest: Manifest) -> dict[str, Verdict]:
+    async def prove(self, manifest: Manifest) -> dict[str, ProofVerdict]:
         """Whether each engine of the update holds exactly the manifest."""
         update = self._current(manifest.publish_id)
         proofs = await self._phase(self._roster.updating(), "prove")
-        verdicts: dict[str, Verdict] = {}
+        verdicts: dict[str, ProofVerdict] = {}
         for engine_id in update.engines:
             proof = proofs.get(engine_id)
             if isinstance(proof, Proof):
                 held = fingerprint(sorted(proof.tensors, key=lambda tensor: tensor.name))
                 self._journal.append("proof", engine=engine_id, publish_id=proof.publish_id, digest=held)
-                verdicts[engine_id] = Verdict(_differences(proof, manifest))
+                verdicts[engine_id] = ProofVerdict(_differences(proof, manifest))
                 if verdicts[engine_id].holds:
                     update.proven.add(engine_id)
             else:
-                verdicts[engine_id] = Verdict(failed=update.torn[engine_id])
+                verdicts[engine_id] = ProofVerdict(failed=update.torn[engine_id])
         return verdicts
 
     async def commit(self, manifest: Manifest, engine_ids: Sequence[str]) -> tuple[str, ...]:

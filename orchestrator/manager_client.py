@@ -11,9 +11,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from orchestrator.engine_lanes import NoEngineServes
 from orchestrator.placement import Placement
+from orchestrator.proof_verdict import ProofVerdict
 from orchestrator.rollout_desk import RolloutRefs
 from orchestrator.rollout_manager import ManagerSpec, RolloutManager
-from orchestrator.verdicts import Verdict
 from orchestrator.waiting import WorkerFailed, wait_for
 from state.slots import WeightId
 from workers.weights.manifest import Manifest
@@ -128,8 +128,8 @@ class ManagerClient:
     def receive(self, plan: SendPlan, rendezvous: Rendezvous) -> Any:
         return self.handle.receive.remote(plan, rendezvous)
 
-    def prove(self, manifest: Manifest) -> Mapping[str, Verdict]:
-        verdicts: Mapping[str, Verdict] = self._call("prove", self._phase_s, manifest)
+    def prove(self, manifest: Manifest) -> Mapping[str, ProofVerdict]:
+        verdicts: Mapping[str, ProofVerdict] = self._call("prove", self._phase_s, manifest)
         return verdicts
 
     def commit(self, manifest: Manifest, engines: Sequence[str]) -> tuple[str, ...]:

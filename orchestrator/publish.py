@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from orchestrator.proof_verdict import ProofVerdict
 from orchestrator.roster import NoEngineLeft
 from orchestrator.train_group import TrainGroup
-from orchestrator.verdicts import Verdict
 from orchestrator.waiting import WorkerFailed, gather
 from state.errors import InvariantViolation
 from state.gang import Quorum
@@ -45,7 +45,7 @@ class Engines(Protocol):
     def receive(self, plan: SendPlan, rendezvous: Rendezvous) -> Any:
         """Start receiving; returns the pending call."""
 
-    def prove(self, manifest: Manifest) -> Mapping[str, Verdict]:
+    def prove(self, manifest: Manifest) -> Mapping[str, ProofVerdict]:
         """Whether each engine of the update holds exactly the manifest."""
 
     def commit(self, manifest: Manifest, engines: Sequence[str]) -> tuple[str, ...]:
@@ -127,7 +127,7 @@ class Publisher:
         gather(receiving | self.gang.send(plan), "transfer the weights", self.timeout_s)
         return plan.nbytes
 
-    def _conclude(self, manifest: Manifest, verdicts: Mapping[str, Verdict]) -> tuple[str, ...]:
+    def _conclude(self, manifest: Manifest, verdicts: Mapping[str, ProofVerdict]) -> tuple[str, ...]:
         proven = tuple(engine for engine, verdict in verdicts.items() if verdict.holds)
         if not proven:
             words = "; ".join(f"{engine}: {verdict}" for engine, verdict in verdicts.items())
@@ -164,7 +164,7 @@ class Publisher:
         )
 
 
-def _outcomes(verdicts: Mapping[str, Verdict], committed: Sequence[str]) -> dict[str, str]:
+def _outcomes(verdicts: Mapping[str, ProofVerdict], committed: Sequence[str]) -> dict[str, str]:
     """By engine, what became of it: `committed`, or `torn: ` and why."""
     torn = {e: f"torn: {'did not commit' if verdict.holds else verdict}" for e, verdict in verdicts.items()}
     return torn | dict.fromkeys(committed, "committed")

@@ -16,8 +16,8 @@ import ray
 from orchestrator.config import Config
 from orchestrator.engines import replacements, start_engines
 from orchestrator.fleet import Fleet, FleetLimits
+from orchestrator.proof_verdict import ProofVerdict
 from orchestrator.rollout_desk import RolloutDesk, RolloutRefs
-from orchestrator.verdicts import Verdict
 from state.engine_life import EnginePhase, EngineStatus
 from state.errors import SlotwiseError
 from state.journal import Journal
@@ -132,7 +132,7 @@ class RolloutManager:
     async def receive(self, plan: SendPlan, rendezvous: Rendezvous) -> int:
         return await self._fleet.receive(plan, rendezvous)
 
-    async def prove(self, manifest: Manifest) -> dict[str, Verdict]:
+    async def prove(self, manifest: Manifest) -> dict[str, ProofVerdict]:
         return await self._fleet.prove(manifest)
 
     async def commit(self, manifest: Manifest, engine_ids: Sequence[str]) -> tuple[str, ...]:

@@ -427,7 +427,7 @@ class SlotMachine:
             raise NotFinite(
                 f"{self._worker}: after rollout {rollout_id} {len(wrong)} tensors hold values that are not finite, "
                 f"among them {', '.join(wrong[:5])}; nothing of it is published or saved. Train with a smaller "
-                "train.lr, or with train.clip_grad"
+                "learning rate, or clip gradients (train.lr, train.clip_grad; of a critic critic.lr, critic.clip_grad)"
             )
 
     def _is_still(self, digest: ShardDigest) -> bool:

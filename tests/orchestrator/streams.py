@@ -57,6 +57,11 @@ class Engine:
         self.held: set[int] = set()
         self.fails: Exception | None = None
 
+    def stop_serving(self) -> None:
+        """What is under way is cut off."""
+        self.weights = None
+        self.publishes += 1
+
     def serving(self, weights: WeightId) -> Sequence[str]:
         return ["engine"] if self.weights == weights else []
 
@@ -101,8 +106,7 @@ class World:
         if in_between is not None:
             in_between()
             await settle()
-        self.engine.weights = None
-        self.engine.publishes += 1
+        self.engine.stop_serving()
         await settle()
         self.engine.weights = WeightId(self.incarnation, version)
         self.desk.serve(self.engine.weights)

@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator.engine_lanes import EngineLost
 from orchestrator.fleet import Fleet, FleetLimits
+from orchestrator.proof_verdict import ProofVerdict
 from orchestrator.roster import EngineGone, NoEngineLeft
-from orchestrator.verdicts import Verdict
 from state.digest_records import Region, TensorDigest
 from state.engine_life import EngineLifeError, EnginePhase
 from state.gang import fingerprint
@@ -188,7 +188,7 @@ def test_an_engine_that_fails_to_receive_is_torn_and_never_resumed(world: World)
         await world.fleet.begin_update(manifest(1))
         assert await world.fleet.receive(PLAN, MEETING) == PLAN.nbytes
         verdict = await world.fleet.prove(manifest(1))
-        assert verdict == {A: Verdict(), B: Verdict(failed="receive: RuntimeError: connection closed")}
+        assert verdict == {A: ProofVerdict(), B: ProofVerdict(failed="receive: RuntimeError: connection closed")}
         with pytest.raises(EngineRefused, match=f"not proven to hold publish p1: {B}"):
             await world.fleet.commit(manifest(1), [A, B])
         assert await world.fleet.commit(manifest(1), [A]) == (A,)

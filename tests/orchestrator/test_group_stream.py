@@ -256,14 +256,19 @@ def test_a_rollout_that_does_not_come_says_what_it_waits_for(tmp_path: Path) -> 
     go(body)
 
 
+async def lost_over_the_second_rollout(directory: Path) -> World:
+    """One rollout is trained, and the engine is lost while a response of the next is under way."""
+    world = World(directory, configuration())
+    world.engine.held = {4}
+    await world.publish(0)
+    await world.train(0)
+    world.engine.stop_serving()
+    return world
+
+
 def test_without_engines_whoever_waits_is_told_and_a_publish_goes_on_with_the_same_prompts(tmp_path: Path) -> None:
     async def body() -> None:
-        world = World(tmp_path, configuration())
-        world.engine.held = {4}
-        await world.publish(0)
-        await world.train(0)
-        world.engine.weights = None
-        world.engine.publishes += 1
+        world = await lost_over_the_second_rollout(tmp_path)
         with pytest.raises(NoEngineServes):
             await world.desk.generate(1, WeightId(1, 0))
         world.engine.held = set()
@@ -276,12 +281,7 @@ def test_without_engines_whoever_waits_is_told_and_a_publish_goes_on_with_the_sa
 
 def test_engines_that_were_lost_and_published_to_again_before_anyone_waited_are_no_news(tmp_path: Path) -> None:
     async def body() -> None:
-        world = World(tmp_path, configuration())
-        world.engine.held = {4}
-        await world.publish(0)
-        await world.train(0)
-        world.engine.weights = None
-        world.engine.publishes += 1
+        world = await lost_over_the_second_rollout(tmp_path)
         await settle()
         world.engine.held = set()
         await world.publish(1)

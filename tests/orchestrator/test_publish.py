@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from orchestrator import publish as publishing
+from orchestrator.proof_verdict import ProofVerdict
 from orchestrator.publish import Publisher, PublishFailed
 from orchestrator.roster import NoEngineLeft
-from orchestrator.verdicts import Verdict
 from orchestrator.waiting import WorkerFailed
 from state.digest_records import Region, TensorDigest
 from state.errors import InvariantViolation
@@ -40,12 +40,12 @@ QUORUM = Quorum(
 class Stage:
     """Stands in for gang and fleet: records what is asked of them, in order, and fails where it is told to."""
 
-    def __init__(self, fail_at: str | None = None, error: Exception | None = None, **verdicts: Verdict) -> None:
+    def __init__(self, fail_at: str | None = None, error: Exception | None = None, **verdicts: ProofVerdict) -> None:
         self.calls: list[str] = []
         self.aborted: dict[str, str] = {}
         self.ended_with: list[str | None] = []
         self._fail_at, self._error = fail_at, error or WorkerFailed("gone")
-        self._verdicts = verdicts or {"e0": Verdict(), "e1": Verdict()}
+        self._verdicts = verdicts or {"e0": ProofVerdict(), "e1": ProofVerdict()}
 
     def _did(self, what: str) -> None:
         self.calls.append(what)
@@ -87,7 +87,7 @@ class Stage:
         self.rendezvous = rendezvous
         return "receiving"
 
-    def prove(self, manifest: Manifest) -> Mapping[str, Verdict]:
+    def prove(self, manifest: Manifest) -> Mapping[str, ProofVerdict]:
         self._did("prove")
         return self._verdicts
 
@@ -191,14 +191,16 @@ def test_a_failure_on_the_way_leaves_no_engine_serving_and_no_rank_publishing(
 def test_an_engine_that_holds_something_else_is_torn_and_the_others_serve(
     publisher: Callable[[Stage], Publisher],
 ) -> None:
-    stage = Stage(e0=Verdict(), e1=Verdict(("w: digest 1 in the engine, 7 published",)))
+    stage = Stage(e0=ProofVerdict(), e1=ProofVerdict(("w: digest 1 in the engine, 7 published",)))
     it = publisher(stage)
     assert it.publish("publish-1-1").engines == ("e0",)
     assert entries(it)[0]["engines"]["e1"].startswith("torn: w: digest")
 
 
 def test_when_no_engine_holds_it_the_publish_has_failed(publisher: Callable[[Stage], Publisher]) -> None:
-    stage = Stage(e0=Verdict(("w: digest 1 in the engine, 7 published",)), e1=Verdict(failed="receive: RuntimeError"))
+    stage = Stage(
+        e0=ProofVerdict(("w: digest 1 in the engine, 7 published",)), e1=ProofVerdict(failed="receive: RuntimeError")
+    )
     it = publisher(stage)
     with pytest.raises(PublishFailed, match="w: digest 1"):
         it.publish("publish-1-1")
@@ -207,7 +209,7 @@ def test_when_no_engine_holds_it_the_publish_has_failed(publisher: Callable[[Sta
 
 def test_engines_that_all_failed_hold_no_other_weights(publisher: Callable[[Stage], Publisher]) -> None:
     """The run may publish again, to those that take their places, or ends as one whose engines failed."""
-    stage = Stage(e0=Verdict(failed="receive: EngineGone"), e1=Verdict(failed="receive: RuntimeError: reset"))
+    stage = Stage(e0=ProofVerdict(failed="receive: EngineGone"), e1=ProofVerdict(failed="receive: RuntimeError: reset"))
     it = publisher(stage)
     with pytest.raises(WorkerFailed, match="e0: receive: EngineGone; e1: receive: RuntimeError: reset") as failed:
         it.publish("publish-1-1")
@@ -231,4 +233,4 @@ def test_what_fails_in_addition_does_not_hide_why(publisher: Callable[[Stage], P
             raise WorkerFailed("the manager is gone too")
 
     with pytest.raises(PublishFailed):
-        publisher(Worse(e0=Verdict(("w: missing in the engine",)))).publish("publish-1-1")
+        publisher(Worse(e0=ProofVerdict(("w: missing in the engine",)))).publish("publish-1-1")

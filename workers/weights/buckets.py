@@ -28,6 +28,13 @@ ITEMSIZE = {
 """Bytes of an element of every dtype that is moved, in torch's words."""
 
 
+def itemsize(dtype: str) -> int:
+    """Bytes of an element. `ValueError` for a dtype that is not moved."""
+    if dtype not in ITEMSIZE:
+        raise ValueError(f"no transport for dtype {dtype}; there is one for {', '.join(sorted(ITEMSIZE))}")
+    return ITEMSIZE[dtype]
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """A tensor to move: Hugging Face name, dtype in torch's words, full shape."""
@@ -37,15 +44,8 @@ class TensorSpec:
     shape: tuple[int, ...]
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of an element. `ValueError` for a dtype that is not moved."""
-        if self.dtype not in ITEMSIZE:
-            raise ValueError(f"no transport for dtype {self.dtype}; there is one for {', '.join(sorted(ITEMSIZE))}")
-        return ITEMSIZE[self.dtype]
-
-    @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * self.itemsize
+        return math.prod(self.shape) * itemsize(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def pack(tensors: Iterable[TensorSpec], bucket_bytes: int) -> tuple[Bucket, ...]
     entries: list[Entry] = []
     end = 0
     for tensor in tensors:
-        is_aligned = end % tensor.itemsize == 0
+        is_aligned = end % itemsize(tensor.dtype) == 0
         if entries and (end + tensor.nbytes > bucket_bytes or not is_aligned):
             buckets.append(Bucket(tuple(entries), end))
             entries, end = [], 0

@@ -7,16 +7,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from workers.weights.buckets import ITEMSIZE, Bucket, TensorSpec
-
-_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE}
+from workers.weights.buckets import Bucket, TensorSpec, itemsize
 
 
 def torch_dtype(name: str) -> torch.dtype:
     """The dtype that torch calls `name`. `ValueError` for one that is not moved."""
-    if name not in _DTYPES:
-        raise ValueError(f"no transport for dtype {name}; there is one for {', '.join(sorted(_DTYPES))}")
-    return _DTYPES[name]
+    itemsize(name)
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def views(bucket: Bucket, buffer: Tensor) -> Iterator[tuple[TensorSpec, Tensor]]:

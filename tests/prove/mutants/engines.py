@@ -102,11 +102,11 @@ MUTANTS = (
         "I7",
         (
             FLEET,
-            "                verdicts[engine_id] = Verdict(_differences(proof, manifest))\n",
+            "                verdicts[engine_id] = ProofVerdict(_differences(proof, manifest))\n",
             "                sent = Manifest(\n"
             "                    manifest.run, manifest.publish_id, manifest.slot, manifest.weights, proof.tensors\n"
             "                )\n"
-            "                verdicts[engine_id] = Verdict(_differences(proof, sent))\n",
+            "                verdicts[engine_id] = ProofVerdict(_differences(proof, sent))\n",
         ),
         killers=(f"{T_FLEET}::test_an_engine_that_holds_something_else_is_named_with_the_tensor_and_not_committed",),
         trace=Trace(

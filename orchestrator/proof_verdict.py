@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProofVerdict:
     """On one engine, in words: `differences`, tensors that are not the manifest's; `failed`, why it could not be looked
     at. With neither it holds exactly the manifest."""
 
