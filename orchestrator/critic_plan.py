@@ -31,6 +31,7 @@ def with_critic(config: Config, made: ResumePlan, own: Path | None, replan: Call
 
     `own`: where the run's actor is saved. `replan`: the actor's plan from an iteration. Raises `ResumeError`.
     """
+    _require_room(save_root(config, own), own)
     if not made.load_optimizer:
         return replace(made, critic=_beginning(config, made))
     assert made.path is not None
@@ -63,6 +64,26 @@ def require_actor(load: LoadSpec, option: str) -> None:
     """Raises `ResumeError` where `load` is a critic's checkpoint."""
     if _role(load) == Slot.CRITIC:
         raise ResumeError(f"{option}: {load} is of a critic, whose weights are no policy's; name one of an actor")
+
+
+def _require_room(saves: Path | None, actor: Path | None) -> None:
+    """`ResumeError` where a critic's checkpoint would be written over what is not a critic's."""
+    if saves is None or actor is None:
+        return
+    there = checkpoints.inspect(saves)
+    roles = {n: checkpoints.read_marker(checkpoints.iteration_dir(saves, n)).role for n in there.ours}
+    held = [f"iteration {n}, which is of the {role}" for n, role in roles.items() if role != Slot.CRITIC]
+    held += [f"iteration {n}, which is Megatron's own" for n in there.megatron]
+    held += ["a converted checkpoint"] if there.has_release else []
+    held += [f"{name}, which is no checkpoint of ours" for name in there.foreign]
+    if there.exists and actor.exists() and saves.samefile(actor):
+        held = [f"what is saved as the actor's in {actor}: both are one directory"]
+    if held:
+        more = f" (and {len(held) - 1} more)" if len(held) > 1 else ""
+        raise ResumeError(
+            f"critic.save: {saves} holds {held[0]}{more}; the critic would write over it. Name a directory of its own, "
+            "or leave critic.save out"
+        )
 
 
 def _beginning(config: Config, made: ResumePlan) -> CriticLoad:

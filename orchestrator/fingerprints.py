@@ -27,7 +27,7 @@ def fingerprints(config: Config) -> dict[str, str]:
 
     A tokenizer or data that this machine cannot read is left out. Raises `ResumeError` for a model without a config.
     """
-    found = {"model": _model(config), "tokenizer": _tokenizer(config), "data": _data(config)}
+    found = {"model": model_fingerprint(config), "tokenizer": _tokenizer(config), "data": _data(config)}
     return {kind: value for kind, value in found.items() if value is not None}
 
 
@@ -40,7 +40,8 @@ def differing(saved: Mapping[str, str], current: Mapping[str, str]) -> dict[str,
     }
 
 
-def _model(config: Config) -> str:
+def model_fingerprint(config: Config) -> str:
+    """Of the architecture. Raises `ResumeError` for a model without a config."""
     architecture = {key: value for key, value in _hf_config(config).items() if key not in _NOT_ARCHITECTURE}
     return f"{architecture.get('model_type')}/{_hash([json.dumps(architecture, sort_keys=True, default=str).encode()])}"
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from orchestrator import changing_slots, critic_plan, data_state
 from orchestrator.config import Config
-from orchestrator.fingerprints import differing, fingerprints
+from orchestrator.fingerprints import differing, fingerprints, model_fingerprint
 from state import checkpoints
 from state.checkpoints import Inventory, Marker
 from state.errors import ResumeError
@@ -159,24 +160,12 @@ def _of_the_same(config: Config, made: ResumePlan, inventory: Inventory | None) 
     critic_plan.require_actor(made.load, "checkpoint.load")
     directory = checkpoints.iteration_dir(inventory.path, made.iteration)
     marker = checkpoints.read_marker(directory)
-    allowed = config.checkpoint.allow_mismatch
     untold = _untold(config, directory, marker)
-    found = differing(marker.fingerprint or {}, fingerprints(config))
-    if not made.load_data:
-        found.pop("data", None)
-    words = {kind: f"{kind} {saved} there, {current} here" for kind, (saved, current) in found.items()}
-    if refused := [kind for kind in found if kind not in allowed]:
-        raise ResumeError(
-            f"{directory} was saved by a run with another {' and another '.join(refused)}: "
-            f"{'; '.join(words[kind] for kind in refused)}. Continue with the same, name another checkpoint.load or "
-            f"checkpoint.save, or accept it with checkpoint.allow_mismatch [{', '.join(refused)}]"
-        )
+    others = _others(config, directory, marker, fingerprints(config), but=() if made.load_data else ("data",))
     waiting = data_state.read(directory) if made.load_data else None
     checkpoints.read_probe(directory)  # what is damaged is refused before anything starts
-    continuing = f"checkpoint.allow_mismatch: continuing from {directory}"
-    warnings = list(untold)
-    warnings += [f"{continuing} with another {word}" for word in words.values()]
-    if made.load_data and {"tokenizer", "data"} & found.keys():
+    warnings = [*untold, *others.values()]
+    if made.load_data and {"tokenizer", "data"} & others.keys():
         warnings.append("the data cursor and samples still waiting are left behind: prompts begin with the first")
         made = replace(made, load_data=False, reason=f"{made.reason}; the data cursor is left behind")
     if made.load_data and waiting is not None:
@@ -187,16 +176,35 @@ def _of_the_same(config: Config, made: ResumePlan, inventory: Inventory | None) 
 
 
 def _with_told_critic(config: Config, made: ResumePlan) -> ResumePlan:
-    """`made`, unless the critic's checkpoint does not say what it is, or is damaged."""
+    """`made`, unless the critic's checkpoint does not say what it is, is of another model, or is damaged."""
     if made.critic is None or not made.critic.load_optimizer:
         return made
     load = made.critic.load
     assert load.path is not None
     assert load.iteration is not None
     directory = checkpoints.iteration_dir(load.path, load.iteration)
-    untold = _untold(config, directory, checkpoints.read_marker(directory))
+    marker = checkpoints.read_marker(directory)
+    untold = _untold(config, directory, marker)
+    others = _others(config, directory, marker, {"model": model_fingerprint(config)})
     checkpoints.read_probe(directory)
-    return replace(made, warnings=(*made.warnings, *untold))
+    return replace(made, warnings=(*made.warnings, *untold, *others.values()))
+
+
+def _others(
+    config: Config, directory: Path, marker: Marker, current: Mapping[str, str], but: Collection[str] = ()
+) -> dict[str, str]:
+    """By kind, in words, what a checkpoint was saved with and the run has another of, as far as
+    `checkpoint.allow_mismatch` accepts it; `ResumeError` for the rest. Nobody asks about `but`."""
+    found = {kind: pair for kind, pair in differing(marker.fingerprint or {}, current).items() if kind not in but}
+    words = {kind: f"{kind} {saved} there, {here} here" for kind, (saved, here) in found.items()}
+    if refused := [kind for kind in found if kind not in config.checkpoint.allow_mismatch]:
+        raise ResumeError(
+            f"{directory} was saved by a run with another {' and another '.join(refused)}: "
+            f"{'; '.join(words[kind] for kind in refused)}. Continue with the same, name another checkpoint.load or "
+            f"checkpoint.save, or accept it with checkpoint.allow_mismatch [{', '.join(refused)}]"
+        )
+    continuing = f"checkpoint.allow_mismatch: continuing from {directory}"
+    return {kind: f"{continuing} with another {word}" for kind, word in words.items()}
 
 
 def _untold(config: Config, directory: Path, marker: Marker) -> tuple[str, ...]:

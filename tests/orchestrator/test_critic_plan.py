@@ -146,3 +146,49 @@ def test_a_critics_checkpoint_is_never_an_actors(tmp_path: Path, option: str) ->
 def test_iterations_that_are_asked_for_by_number_are_kept(tmp_path: Path) -> None:
     given = ("--critic.load", str(tmp_path / "ckpt-critic"), "--critic.ckpt_step", "1")
     assert resuming.protected(config(tmp_path, *given)) == (1,)
+
+
+def test_nothing_is_saved_over_what_is_not_a_critics(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    asked = config(tmp_path, "--critic.save", str(there))
+
+    there.write_text("a file")
+    with pytest.raises(ResumeError, match=f"{there} cannot be read as a checkpoint directory"):
+        resuming.plan(asked)
+    there.unlink()
+
+    saved(there, asked, "actor", 0, 1)
+    with pytest.raises(ResumeError, match=r"there holds iteration 0, which is of the actor \(and 1 more"):
+        resuming.plan(asked)
+
+    others = tmp_path / "others"
+    others.mkdir()
+    (others / "notes.txt").touch()
+    with pytest.raises(ResumeError, match=r"notes\.txt, which is no checkpoint of ours"):
+        resuming.plan(config(tmp_path, "--critic.save", str(others)))
+
+    (tmp_path / "ckpt").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "ckpt")
+    with pytest.raises(ResumeError, match="both are one directory"):
+        resuming.plan(config(tmp_path, "--critic.save", str(tmp_path / "link")))
+
+
+def test_a_critic_that_was_saved_before_its_actor_does_not_keep_the_run_from_beginning_again(
+    tmp_path: Path,
+) -> None:
+    asked = config(tmp_path)
+    saved(tmp_path / "ckpt-critic", asked, "critic", 0)
+    assert resuming.plan(asked).start_rollout_id == 0
+
+
+def test_a_critic_of_another_model_is_refused_unless_that_is_accepted(tmp_path: Path) -> None:
+    asked = config(tmp_path)
+    saved(tmp_path / "ckpt", asked, "actor", 0)
+    other = asked.model_copy(
+        update={"model": asked.model.model_copy(update={"config": {**(asked.model.config or {}), "hidden_size": 96}})}
+    )
+    saved(tmp_path / "ckpt-critic", other, "critic", 0)
+    with pytest.raises(ResumeError, match="ckpt-critic/iter_0000000 was saved by a run with another model"):
+        resuming.plan(asked)
+    accepted = resuming.plan(config(tmp_path, "--checkpoint.allow_mismatch", "model"))
+    assert any("ckpt-critic" in warning and "another model" in warning for warning in accepted.warnings)
