@@ -41,10 +41,14 @@ def _directories(config: Config) -> Iterator[Problem]:
         yield Problem("critic.ckpt_step", "is an iteration of critic.load, which is not set")
     if critic.save is not None and config.checkpoint.save_interval is None:
         yield Problem("critic.save", "is set, but nothing is saved; set checkpoint.save_interval")
-    saved = resuming.critic_save_root(config)
-    if saved is not None and saved == resuming.load_root(config) != resuming.save_root(config):
-        yield Problem(
-            "critic.save",
-            f"{saved} is checkpoint.load too: the critic would write over what the actor began with. Leave it out (the "
-            f"critic is saved to {resuming.save_root(config)}-critic then), or name another directory",
-        )
+    saved, begins = resuming.critic_save_root(config), resuming.load_root(config)
+    if saved is None or saved != begins or begins == resuming.save_root(config):
+        return
+    if critic.save is None:
+        yield Problem("checkpoint.load", f"{saved} is where this run saves its critic; name the checkpoint of an actor")
+        return
+    yield Problem(
+        "critic.save",
+        f"{saved} is checkpoint.load too: the critic would write over what the actor began with. Leave it out (the "
+        f"critic is saved to {resuming.save_root(config)}-critic then), or name another directory",
+    )

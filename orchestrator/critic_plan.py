@@ -31,39 +31,48 @@ def with_critic(config: Config, made: ResumePlan, own: Path | None, replan: Call
 
     `own`: where the run's actor is saved. `replan`: the actor's plan from an iteration. Raises `ResumeError`.
     """
-    _require_room(save_root(config, own), own)
+    saves = save_root(config, own)
+    _require_room(saves, own)
     if not made.load_optimizer:
-        return replace(made, critic=_beginning(config, made))
+        left = _left_behind(made, saves)
+        return replace(made, critic=_beginning(config, made), warnings=(*made.warnings, *left))
     assert made.path is not None
     assert made.iteration is not None
-    root, given = Path(made.path), config.critic.load
-    continues = own is not None and root == own
-    beside = save_root(config, own) if continues else (Path(given).absolute() if given else _beside(root))
-    assert beside is not None
-    inventory = checkpoints.inspect(beside)
-    if not continues and given is not None and _is_policy(inventory):
-        return replace(made, critic=_given(config, inventory))
-    critic = _saves(inventory, Slot.CRITIC)
-    asked, must = made.iteration, config.checkpoint.resume == "must" or config.checkpoint.ckpt_step is not None
-    if not continues and config.critic.ckpt_step not in (None, asked):
+    root = Path(made.path)
+    if own is not None and root == own:
+        assert saves is not None
+        both = _together(config, made, checkpoints.inspect(saves), replan)
+        began = config.critic.load is not None and Path(config.critic.load).absolute() != saves
+        return replace(both, reason=f"{both.reason}; critic.load is where its critic began") if began else both
+    if config.critic.load is None:
+        return _together(config, made, checkpoints.inspect(_beside(root)), replan)
+    given = _inspect_given(config.critic.load)
+    if _is_policy(given):
+        return replace(made, critic=_given(config, given))
+    if config.critic.ckpt_step not in (None, made.iteration):
         raise ResumeError(
-            f"the actor continues from iteration {asked} of {root}, and critic.ckpt_step asks for iteration "
-            f"{config.critic.ckpt_step} of {beside}: both have to continue from one. Name one checkpoint.ckpt_step for "
-            "both, and leave out critic.ckpt_step"
+            f"the actor continues from iteration {made.iteration} of {root}, and critic.ckpt_step asks for iteration "
+            f"{config.critic.ckpt_step} of {given.path}: both have to continue from one. Name one checkpoint.ckpt_step "
+            "for both, and leave out critic.ckpt_step"
         )
-    found = pair(asked, _saves(checkpoints.inspect(root), Slot.ACTOR), critic, must=must)
+    return _together(config, made, given, replan, "critic.load ")
+
+
+def _together(
+    config: Config, made: ResumePlan, critics: Inventory, replan: Callable[[int], ResumePlan], option: str = ""
+) -> ResumePlan:
+    """Both continue from one iteration. `option` led to `critics`."""
+    assert made.path is not None
+    assert made.iteration is not None
+    must = config.checkpoint.resume == "must" or config.checkpoint.ckpt_step is not None
+    actor = _saves(checkpoints.inspect(made.path), Slot.ACTOR)
+    found = pair(made.iteration, actor, _saves(critics, Slot.CRITIC, option), must=must)
     if found.warning is not None:
         made = replan(found.iteration)
         reason = f"iteration {found.iteration} is the newest that actor and critic both have: {_what(made)}"
         made = replace(made, reason=reason, warnings=(found.warning, *made.warnings))
-    load = LoadSpec(str(beside), found.iteration, "native")
+    load = LoadSpec(critics.path, found.iteration, "native")
     return replace(made, critic=CriticLoad(load, load_optimizer=True, fresh_head=False))
-
-
-def require_actor(load: LoadSpec, option: str) -> None:
-    """Raises `ResumeError` where `load` is a critic's checkpoint."""
-    if _role(load) == Slot.CRITIC:
-        raise ResumeError(f"{option}: {load} is of a critic, whose weights are no policy's; name one of an actor")
 
 
 def _require_room(saves: Path | None, actor: Path | None) -> None:
@@ -71,8 +80,7 @@ def _require_room(saves: Path | None, actor: Path | None) -> None:
     if saves is None or actor is None:
         return
     there = checkpoints.inspect(saves)
-    roles = {n: checkpoints.read_marker(checkpoints.iteration_dir(saves, n)).role for n in there.ours}
-    held = [f"iteration {n}, which is of the {role}" for n, role in roles.items() if role != Slot.CRITIC]
+    held = [f"iteration {n}, which is of an actor" for n in there.ours if n not in there.critics]
     held += [f"iteration {n}, which is Megatron's own" for n in there.megatron]
     held += ["a converted checkpoint"] if there.has_release else []
     held += [f"{name}, which is no checkpoint of ours" for name in there.foreign]
@@ -86,14 +94,30 @@ def _require_room(saves: Path | None, actor: Path | None) -> None:
         )
 
 
+def _left_behind(made: ResumePlan, saves: Path | None) -> tuple[str, ...]:
+    """In words, that a critic was saved where this run saves its own, and is not continued with."""
+    held = checkpoints.inspect(saves).critics if saves is not None else ()
+    if not held or (made.path is not None and _beside(Path(made.path)) == saves):
+        return ()
+    return (
+        f"{saves} holds a critic's iterations up to {held[-1]}, and no actor's stand beside them: they are not "
+        "continued with, and this run saves over them",
+    )
+
+
 def _beginning(config: Config, made: ResumePlan) -> CriticLoad:
     """Weights alone: what the actor begins with, unless there is something of a critic's own."""
     if config.critic.load is not None:
-        return _given(config, checkpoints.inspect(Path(config.critic.load).absolute()))
+        return _given(config, _inspect_given(config.critic.load))
     if made.source == "native" and made.path is not None and made.iteration is not None:
-        load = LoadSpec(str(_beside(Path(made.path))), made.iteration, "native")
-        if _role(load) == Slot.CRITIC:
-            return CriticLoad(load, load_optimizer=False, fresh_head=False)
+        beside = checkpoints.inspect(_beside(Path(made.path)))
+        if damaged := [str(one) for one in beside.incomplete if one.iteration == made.iteration]:
+            raise ResumeError(
+                f"the critic of iteration {made.iteration} in {beside.path} is not whole: {damaged[0]}. Name another "
+                "iteration with checkpoint.ckpt_step, or what the critic begins with with critic.load"
+            )
+        if made.iteration in beside.critics:
+            return CriticLoad(LoadSpec(beside.path, made.iteration, "native"), load_optimizer=False, fresh_head=False)
     return CriticLoad(made.load, load_optimizer=False, fresh_head=True)
 
 
@@ -101,7 +125,16 @@ def _given(config: Config, inventory: Inventory) -> CriticLoad:
     """Weights of `critic.load`."""
     mode = config.model.megatron_to_hf_mode
     load = plan_slot_load(inventory.path, config.critic.ckpt_step, inventory, mode, "critic")
-    return CriticLoad(load, load_optimizer=False, fresh_head=_role(load) != Slot.CRITIC)
+    return CriticLoad(load, load_optimizer=False, fresh_head=load.iteration not in inventory.critics)
+
+
+def _inspect_given(load: str) -> Inventory:
+    inventory = checkpoints.inspect(Path(load).absolute())
+    if inventory.is_empty:
+        raise ResumeError(
+            f"critic.load: {inventory.path} {'has nothing in it' if inventory.exists else 'does not exist'}"
+        )
+    return inventory
 
 
 def _is_policy(inventory: Inventory) -> bool:
@@ -109,23 +142,22 @@ def _is_policy(inventory: Inventory) -> bool:
     return inventory.is_huggingface or (inventory.has_release and not inventory.ours)
 
 
-def _saves(inventory: Inventory, role: Slot) -> Saves:
-    incarnations: dict[int, int | None] = dict.fromkeys(inventory.megatron if role is Slot.ACTOR else ())
-    for iteration in inventory.ours:
-        marker = checkpoints.read_marker(checkpoints.iteration_dir(inventory.path, iteration))
-        if marker.role == role:
-            incarnations[iteration] = marker.incarnation
-    return Saves(role, inventory.path, incarnations)
-
-
-def _role(load: LoadSpec) -> str | None:
-    """Whose checkpoint of ours it is; None where it is not one, or not there."""
-    if load.kind != "native" or load.path is None or load.iteration is None:
-        return None
-    directory = checkpoints.iteration_dir(load.path, load.iteration)
-    if not (directory / checkpoints.MARKER).is_file():
-        return None
-    return checkpoints.read_marker(directory).role
+def _saves(inventory: Inventory, role: Slot, option: str = "") -> Saves:
+    """What `role` can continue from. The actor needs its data cursor for that, too."""
+    of_critic = role is Slot.CRITIC
+    usable = [n for n in inventory.ours if (n in inventory.critics) is of_critic and n not in inventory.without_data]
+    incarnations: dict[int, int | None] = dict.fromkeys(() if of_critic else inventory.megatron)
+    for iteration in usable:
+        directory = checkpoints.iteration_dir(inventory.path, iteration)
+        incarnations[iteration] = checkpoints.read_marker(directory).incarnation
+    others = "an actor's" if of_critic else "a critic's"
+    otherwise = [] if inventory.exists else ["it does not exist"]
+    otherwise += [f"iteration {n} is {others}" for n in inventory.ours if (n in inventory.critics) is not of_critic][
+        -1:
+    ]
+    otherwise += [f"iteration {n} has no data cursor" for n in inventory.without_data][-1:]
+    otherwise += [str(one) for one in inventory.incomplete][-1:]
+    return Saves(role, f"{option}{inventory.path}", incarnations, "; ".join(otherwise))
 
 
 def _what(plan: ResumePlan) -> str:

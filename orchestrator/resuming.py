@@ -9,6 +9,7 @@ from pathlib import Path
 
 from orchestrator import changing_slots, critic_plan, data_state
 from orchestrator.config import Config
+from orchestrator.context import vocab_size
 from orchestrator.fingerprints import differing, fingerprints, model_fingerprint
 from state import checkpoints
 from state.checkpoints import Inventory, Marker
@@ -147,29 +148,28 @@ def _base(config: Config) -> LoadSpec | NoBase:
 def _slot_load(config: Config, section: str, load: str, ckpt_step: int | None) -> LoadSpec:
     root = Path(load).absolute()
     mode = config.model.megatron_to_hf_mode
-    planned = plan_slot_load(str(root), ckpt_step, checkpoints.inspect(root), mode, section)
-    critic_plan.require_actor(planned, f"{section}.load")
-    return planned
+    return plan_slot_load(str(root), ckpt_step, checkpoints.inspect(root), mode, section)
 
 
 def _of_the_same(config: Config, made: ResumePlan, inventory: Inventory | None) -> ResumePlan:
     """`made`, unless the checkpoint is of another model, tokenizer or data than the run. `checkpoint.allow_mismatch`
     makes a warning of that; prompts then begin with the first, since the cursor counts others."""
-    if inventory is None or made.source != "native" or made.iteration not in inventory.ours:
+    iteration = made.iteration
+    if inventory is None or made.source != "native" or iteration not in inventory.ours:
         return made
-    critic_plan.require_actor(made.load, "checkpoint.load")
-    directory = checkpoints.iteration_dir(inventory.path, made.iteration)
+    directory = checkpoints.iteration_dir(inventory.path, iteration)
     marker = checkpoints.read_marker(directory)
     untold = _untold(config, directory, marker)
     others = _others(config, directory, marker, fingerprints(config), but=() if made.load_data else ("data",))
-    waiting = data_state.read(directory) if made.load_data else None
     checkpoints.read_probe(directory)  # what is damaged is refused before anything starts
     warnings = [*untold, *others.values()]
     if made.load_data and {"tokenizer", "data"} & others.keys():
         warnings.append("the data cursor and samples still waiting are left behind: prompts begin with the first")
         made = replace(made, load_data=False, reason=f"{made.reason}; the data cursor is left behind")
-    if made.load_data and waiting is not None:
+    if made.load_data:
+        waiting = data_state.read(directory)
         data_state.refuse_groups(waiting, config.loop.mode, directory)
+        data_state.refuse_impossible(waiting, iteration + 1, vocab_size(config.model), directory)
     if made.load_optimizer:
         warnings += changing_slots.warnings(config, directory, marker)
     return replace(made, warnings=(*made.warnings, *warnings))

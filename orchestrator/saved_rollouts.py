@@ -9,7 +9,8 @@ from typing import Any
 
 from orchestrator.batching import data_parallel_size, num_rollouts, steps_per_rollout
 from orchestrator.config import Config
-from orchestrator.data_state import StoredRollout
+from orchestrator.context import vocab_size
+from orchestrator.data_state import StoredRollout, foreign_token
 from orchestrator.dispatch import behaviour_versions, shards, trainable
 from orchestrator.rollout_buffer import Rollout, RolloutBuffer, rollout_from_json
 from orchestrator.rollout_desk import RolloutRefs
@@ -60,6 +61,8 @@ class SavedRollouts:
         try:
             content = parse_object(path.read_bytes())
             if wrong := check(StoredRollout, content):
+                raise Malformed(wrong)
+            if wrong := foreign_token(content["samples"], vocab_size(self._config.model)):
                 raise Malformed(wrong)
         except (OSError, Malformed) as error:
             raise NoSavedRollout(f"{path} is no saved rollout: {error}") from error

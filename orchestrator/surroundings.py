@@ -95,7 +95,9 @@ def _missing(config: Config) -> Iterator[Problem]:
     for key, path in _data_paths(config):
         if not path.exists():
             yield Problem(key, f"{path} does not exist{_near(str(path))}")
-    model = config.model
+    model, replayed = config.model, config.debug.load_rollouts
+    if replayed is not None and not Path(replayed).is_dir():
+        yield Problem("debug.load_rollouts", f"{replayed} is not a directory{_near(replayed)}")
     if model.hf_checkpoint is not None and not (Path(model.hf_checkpoint) / "config.json").is_file():
         yield Problem("model.hf_checkpoint", f"{model.hf_checkpoint} holds no config.json{_near(model.hf_checkpoint)}")
     if model.tokenizer is not None and not Path(model.tokenizer).is_dir():

@@ -60,7 +60,7 @@ class Marker(Stored):
     """What a marker says of the weights beside it. Whoever relies on a field must ask whether it is there: markers of
     converted weights have no more than `digest` and `dtype`."""
 
-    role: str = Slot.ACTOR
+    role: Literal[Slot.ACTOR, Slot.CRITIC] = Slot.ACTOR
     iteration: Count | None = None
     incarnation: Count | None = None
     digest: str | None = None
@@ -94,7 +94,9 @@ class Inventory:
     megatron: tuple[int, ...] = ()
     """Complete iterations that Megatron itself wrote, ascending."""
     without_data: tuple[int, ...] = ()
-    """Those of `ours` whose data cursor is missing or cannot be read."""
+    """Those of `ours` whose data cursor is missing or cannot be read; a critic's has none to miss."""
+    critics: tuple[int, ...] = ()
+    """Those of `ours` that hold a critic, whose weights are no policy's."""
     incomplete: tuple[Incomplete, ...] = ()
     has_release: bool = False
     foreign: tuple[str, ...] = ()
@@ -238,7 +240,7 @@ def inspect(root: str | os.PathLike[str]) -> Inventory:
 
 
 def _inventory(path: Path) -> Inventory:
-    ours, megatron, without_data, incomplete, foreign = [], [], [], [], []
+    ours, critics, megatron, without_data, incomplete, foreign = [], [], [], [], [], []
     has_release = False
     for entry in sorted(path.iterdir()):
         match = _ITERATION.fullmatch(entry.name)
@@ -257,7 +259,9 @@ def _inventory(path: Path) -> Inventory:
             has_release = True
         elif verdict == "ours":
             ours.append(iteration)
-            if not _is_object(entry / DATA):
+            if read_marker(entry).role == Slot.CRITIC:
+                critics.append(iteration)
+            elif not _is_object(entry / DATA):
                 without_data.append(iteration)
         else:
             megatron.append(iteration)
@@ -272,6 +276,7 @@ def _inventory(path: Path) -> Inventory:
         ours=tuple(sorted(ours)),
         megatron=tuple(sorted(megatron)),
         without_data=tuple(sorted(without_data)),
+        critics=tuple(sorted(critics)),
         incomplete=tuple(incomplete),
         has_release=has_release,
         foreign=tuple(foreign),

@@ -140,9 +140,16 @@ def plan_resume(request: ResumeRequest, inventory: Inventory | None) -> ResumePl
 def plan_slot_load(load: str, ckpt_step: int | None, inventory: Inventory, mode: Mode, option: str) -> LoadSpec:
     """What a slot with a `load` of its own is filled from; `option` names the section in messages, as `ref`.
 
-    A frozen slot must not drift from start to start, so nothing is guessed: what is named is there and whole, or
-    `ResumeError`.
+    A frozen slot must not drift from start to start, so nothing is guessed: what is named is there and whole, and a
+    policy's unless it is for the critic, or `ResumeError`.
     """
+    spec = _slot_load(load, ckpt_step, inventory, mode, option)
+    if option != "critic":
+        _require_policy(inventory, spec.iteration, option)
+    return spec
+
+
+def _slot_load(load: str, ckpt_step: int | None, inventory: Inventory, mode: Mode, option: str) -> LoadSpec:
     if inventory.is_huggingface:
         _check_huggingface(inventory, ckpt_step, mode, option)
         return LoadSpec(load, None, "huggingface")
@@ -249,6 +256,7 @@ def _native(
     request: ResumeRequest, inventory: Inventory, iteration: int | None, reason: str, *warnings: str
 ) -> ResumePlan:
     assert iteration is not None
+    _require_policy(inventory, iteration, "checkpoint")
     spec = LoadSpec(request.load, iteration, "native")
     if request.weights_only:
         reason = f"{reason}; checkpoint.weights_only: no optimizer, random state or data cursor"
@@ -304,6 +312,14 @@ def _explicit(inventory: Inventory, iteration: int, option: str) -> LoadSpec:
             f"{_what_there_is(inventory)}"
         )
     return LoadSpec(inventory.path, iteration, "native")
+
+
+def _require_policy(inventory: Inventory, iteration: int | None, option: str) -> None:
+    if iteration in inventory.critics:
+        raise ResumeError(
+            f"{option}.load: iteration {iteration} of {inventory.path} is of a critic, whose weights are no policy's; "
+            "name the checkpoint of an actor"
+        )
 
 
 def _named(inventory: Inventory) -> int | Literal["release"]:

@@ -10,15 +10,22 @@ from state.errors import ResumeError
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """The whole saves of one role: by iteration, in which incarnation of the run it was made (None: not known)."""
+    """The whole saves of one role: by iteration, in which incarnation of the run it was made (None: not known).
+
+    `path` as a message names it; `otherwise`: in words, what stands there that is not whole, or not of that role.
+    """
 
     role: str
     path: str
     incarnations: Mapping[int, int | None]
+    otherwise: str = ""
 
     def __str__(self) -> str:
         newest = max(self.incarnations, default=None)
-        return f"the {self.role}'s newest in {self.path} is {'none' if newest is None else f'iteration {newest}'}"
+        there = f" ({self.otherwise})" if self.otherwise else ""
+        return (
+            f"the {self.role}'s newest in {self.path} is {'none' if newest is None else f'iteration {newest}'}{there}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +42,11 @@ def pair(asked: int, actor: Saves, critic: Saves, *, must: bool) -> Pair:
     A critic that is ahead was saved just before a kill, and is left. Iterations of one number from two branches of a
     run are no pair. Raises `ResumeError` that names both where none is found, or `must` allows no other.
     """
-    both = [n for n, made in actor.incarnations.items() if n in critic.incarnations and n <= asked]
-    paired = [n for n in both if _fit(actor.incarnations[n], critic.incarnations[n])]
+    paired = [n for n, made in actor.incarnations.items() if n in critic.incarnations and _fit(n, actor, critic)]
     if asked in paired:
         return Pair(asked)
     fault = f"{actor}, {critic}"
-    if asked in both:
+    if asked in actor.incarnations and asked in critic.incarnations:
         first, second = actor.incarnations[asked], critic.incarnations[asked]
         fault = (
             f"{fault}; iteration {asked} of the actor was saved in start {first} of its run, the critic's in {second}"
@@ -52,11 +58,13 @@ def pair(asked: int, actor: Saves, critic: Saves, *, must: bool) -> Pair:
             f"actor and critic have no iteration in common: {fault}. Restore what is missing, or begin anew from the "
             "actor's weights with checkpoint.weights_only and another checkpoint.save"
         )
-    newest = max(paired)
-    if must:
+    newest, before = max(paired), [n for n in paired if n < asked]
+    if must or not before:
         raise ResumeError(f"{fault}. The newest that both have is {newest}: name it with checkpoint.ckpt_step {newest}")
-    return Pair(newest, f"{fault}. Both continue from iteration {newest}, the newest that both have")
+    back = max(before)
+    return Pair(back, f"{fault}. Both continue from iteration {back}, the newest before it that both have")
 
 
-def _fit(actor: int | None, critic: int | None) -> bool:
-    return actor is None or critic is None or actor == critic
+def _fit(iteration: int, actor: Saves, critic: Saves) -> bool:
+    first, second = actor.incarnations[iteration], critic.incarnations[iteration]
+    return first is None or second is None or first == second

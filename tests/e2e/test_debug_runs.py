@@ -16,6 +16,7 @@ from orchestrator.saved_rollouts import NoSavedRollout, SavedRollouts
 from tests.e2e.debug_jobs import ROLLOUTS, Half
 from tests.e2e.in_process_run import configuration
 from tests.e2e.runs import Place, marker, merged
+from tests.orchestrator.saved_checkpoint import CURSOR, SAMPLE
 from tests.workers.gang_processes import run_gang
 
 BASE: dict[str, Any] = {
@@ -89,6 +90,13 @@ def test_rollouts_that_are_missing_or_damaged_are_named(tmp_path: Path) -> None:
     for number in (0, 1):
         with pytest.raises(NoSavedRollout, match=f"rollout_000000{number}.json is no saved rollout"):
             saved.read(number)
+    sample = SAMPLE | {"response_ids": [2, 1 << 40]}
+    rollout = {"rollout_id": 2, "samples": [sample], "cursor_after": CURSOR, "stats": {}}
+    path_of(tmp_path, 2).write_text(json.dumps(rollout))
+    with pytest.raises(
+        NoSavedRollout, match=r"rollout_0000002\.json is no saved rollout: sample 3/0 has token 1099511"
+    ):
+        saved.read(2)
 
 
 def test_a_replay_asks_for_no_room_for_engines(tmp_path: Path) -> None:

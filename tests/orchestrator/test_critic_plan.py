@@ -110,7 +110,10 @@ def test_a_run_that_begins_with_another_runs_checkpoints_takes_its_critic_too(tm
     # Once it has saved, that is where either continues.
     saved(tmp_path / "ckpt", asked, "actor", 5)
     saved(tmp_path / "ckpt-critic", asked, "critic", 5)
-    assert resuming.plan(config(tmp_path, *named)).critic == of_critic(tmp_path / "ckpt-critic", 5)
+    plan = resuming.plan(config(tmp_path, *named))
+    assert plan.critic == of_critic(tmp_path / "ckpt-critic", 5)
+    assert "checkpoint.load is where this run began" in plan.reason
+    assert "critic.load is where its critic began" in plan.reason
 
 
 def test_weights_alone_are_taken_of_both(tmp_path: Path) -> None:
@@ -143,6 +146,47 @@ def test_a_critics_checkpoint_is_never_an_actors(tmp_path: Path, option: str) ->
         (resuming.plan if option == "--checkpoint.load" else resuming.plan_ref)(asked)
 
 
+def test_swapped_directories_are_told_apart_before_anything_else_is_asked_of_them(tmp_path: Path) -> None:
+    asked = config(tmp_path)
+    saved(tmp_path / "run", asked, "actor", 0)
+    saved(tmp_path / "run-critic", asked, "critic", 0)
+    swapped = ("--checkpoint.load", str(tmp_path / "run-critic"), "--critic.load", str(tmp_path / "run"))
+    with pytest.raises(ResumeError, match=r"checkpoint\.load: iteration 0 of .* is of a critic"):
+        resuming.plan(config(tmp_path, *swapped))
+    twice = ("--checkpoint.load", str(tmp_path / "run"), "--critic.load", str(tmp_path / "run"))
+    with pytest.raises(ResumeError, match=r"critic's newest in critic\.load .* is none \(iteration 0 is an actor's\)"):
+        resuming.plan(config(tmp_path, *twice))
+
+
+@pytest.mark.parametrize("begins", ["fresh", "elsewhere"])
+def test_a_critic_load_that_is_not_there_is_named(tmp_path: Path, begins: str) -> None:
+    saved(tmp_path / "old", config(tmp_path), "actor", 4)
+    load = () if begins == "fresh" else ("--checkpoint.load", str(tmp_path / "old"))
+    with pytest.raises(ResumeError, match=r"critic\.load: .*/nope does not exist"):
+        resuming.plan(config(tmp_path, *load, "--critic.load", str(tmp_path / "nope")))
+
+
+def test_a_critic_that_is_not_whole_is_named_and_never_replaced_by_a_fresh_head_in_silence(tmp_path: Path) -> None:
+    asked = config(tmp_path, "--checkpoint.load", str(tmp_path / "old"))
+    saved(tmp_path / "old", asked, "actor", 4)
+    saved(tmp_path / "old-critic", asked, "critic", 4)
+    (tmp_path / "old-critic" / "iter_0000004" / checkpoints.MARKER).write_text("{")
+    for flags in ((), ("--checkpoint.weights_only",)):
+        with pytest.raises(
+            ResumeError, match=r"old-critic.* iter_0000004 \(slotwise\.json is not JSON|old-critic is none"
+        ):
+            resuming.plan(config(tmp_path, "--checkpoint.load", str(tmp_path / "old"), *flags))
+
+
+def test_no_iteration_is_advised_that_the_actor_cannot_continue_from(tmp_path: Path) -> None:
+    asked = config(tmp_path, "--checkpoint.resume", "must")
+    saved(tmp_path / "ckpt", asked, "actor", 0, 1, 2)
+    saved(tmp_path / "ckpt-critic", asked, "critic", 0, 1)
+    (tmp_path / "ckpt" / "iter_0000001" / checkpoints.DATA).unlink()
+    with pytest.raises(ResumeError, match=r"name it with checkpoint\.ckpt_step 0"):
+        resuming.plan(asked)
+
+
 def test_iterations_that_are_asked_for_by_number_are_kept(tmp_path: Path) -> None:
     given = ("--critic.load", str(tmp_path / "ckpt-critic"), "--critic.ckpt_step", "1")
     assert resuming.protected(config(tmp_path, *given)) == (1,)
@@ -158,7 +202,7 @@ def test_nothing_is_saved_over_what_is_not_a_critics(tmp_path: Path) -> None:
     there.unlink()
 
     saved(there, asked, "actor", 0, 1)
-    with pytest.raises(ResumeError, match=r"there holds iteration 0, which is of the actor \(and 1 more"):
+    with pytest.raises(ResumeError, match=r"there holds iteration 0, which is of an actor \(and 1 more"):
         resuming.plan(asked)
 
     others = tmp_path / "others"
@@ -178,7 +222,9 @@ def test_a_critic_that_was_saved_before_its_actor_does_not_keep_the_run_from_beg
 ) -> None:
     asked = config(tmp_path)
     saved(tmp_path / "ckpt-critic", asked, "critic", 0)
-    assert resuming.plan(asked).start_rollout_id == 0
+    plan = resuming.plan(asked)
+    assert plan.start_rollout_id == 0
+    assert any("ckpt-critic holds a critic's iterations up to 0" in warning for warning in plan.warnings)
 
 
 def test_a_critic_of_another_model_is_refused_unless_that_is_accepted(tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ SAVES = ("--checkpoint.save_interval", "1", "--checkpoint.save", "here")
             "here-critic, where this run",
         ),
         ((*PPO, *SAVES, "--checkpoint.load", "old", "--critic.save", "old"), "critic.save", "is checkpoint.load too"),
+        ((*PPO, *SAVES, "--checkpoint.load", "here-critic"), "checkpoint.load", "where this run saves its critic"),
         ((*PPO, *SAVES, "--critic.save", ""), "critic.save", "is empty"),
     ],
 )

@@ -76,7 +76,7 @@ def with_cursor(**changes: Any) -> bytes:
     return as_json(DATA | {"cursor": CURSOR | changes})
 
 
-WAITING = {
+WAITING: dict[str, Any] = {
     "rollout_id": 5,
     "cursor_after": CURSOR,
     "stats": {},
@@ -90,7 +90,7 @@ WAITING = {
 
 
 def waiting(**changes: Any) -> bytes:
-    return as_json(DATA | {"waiting": [WAITING | {"samples": [WAITING["samples"][0] | changes]}]})  # type: ignore[index]
+    return as_json(DATA | {"waiting": [WAITING | {"samples": [WAITING["samples"][0] | changes]}]})
 
 
 DAMAGED = [
@@ -101,7 +101,14 @@ DAMAGED = [
     ("data.json", waiting(response_ids=[2, 3])),
     ("data.json", waiting(versions=[[1]])),
     ("data.json", waiting(spans=[[1, 5, 0, 2]])),
+    ("data.json", waiting(spans=[[1, 4, 0, 1]])),
+    ("data.json", waiting(versions=[], spans=[])),
     ("data.json", waiting(finish_reason="tired")),
+    ("data.json", waiting().replace(b"-0.5", b"NaN")),
+    ("data.json", waiting(versions=[[1, 6]], spans=[[1, 6, 0, 1]])),
+    ("data.json", as_json(DATA | {"waiting": [WAITING, WAITING]})),
+    ("data.json", as_json(DATA | {"waiting": [WAITING | {"samples": WAITING["samples"] * 2}]})),
+    ("data.json", as_json(DATA | {"waiting": [WAITING | {"cursor_after": CURSOR | {"fingerprint": "0ther"}}]})),
     *(("probe.json", content) for content in NO_JSON),
     ("probe.json", as_json(PROBE.to_json() | {"moments": [1.0]})),
     ("probe.json", as_json(PROBE.to_json() | {"ref_logprobs": [-1.0, -2.0]})),

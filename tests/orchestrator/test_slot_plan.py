@@ -117,7 +117,7 @@ def wait_in_groups(root: Path, iteration: int, *versions: int) -> None:
     """In that checkpoint a finished group wrote itself with these versions, and a prompt was under way."""
     sample = Sample(0, 0, (1,), (2,), (-0.5,), (1,), tuple(WeightId(1, v) for v in versions), 0, "stop", 1.0)
     group = Group(Prompt(0, (1,), ""), (sample,), (Judged(1.0),), (), 0, False, 0.0)
-    state = StreamState(CURSOR, (Finished(Begun(CURSOR), group),), (Begun(CURSOR),))
+    state = StreamState(CURSOR, (Finished(Begun(CURSOR), group),), (Begun(CURSOR | {"next_group_id": 1}),))
     checkpoints.write_data(checkpoints.iteration_dir(root, iteration), state.to_json())
 
 

@@ -56,6 +56,20 @@ def test_nothing_in_common_is_an_error_that_names_both(must: bool, others: tuple
         assert words in str(raised.value)
 
 
+@pytest.mark.parametrize("must", [False, True])
+def test_what_both_have_is_named_where_it_is_newer_than_what_was_asked_for(must: bool) -> None:
+    with pytest.raises(
+        ResumeError, match=r"no whole iteration 0.*newest that both have is 1: .* checkpoint\.ckpt_step 1"
+    ):
+        pair(0, actor(0, 1), critic(1), must=must)
+
+
+def test_what_else_stands_there_is_said() -> None:
+    damaged = Saves("critic", "C", {}, "iter_0000003 (the save was cut off)")
+    with pytest.raises(ResumeError, match=r"newest in C is none \(iter_0000003 \(the save was cut off\)\)"):
+        pair(3, actor(3), damaged, must=False)
+
+
 def test_iterations_of_two_branches_of_a_run_are_no_pair() -> None:
     was, goes_on = Saves("actor", "A", {2: 1, 3: 1}), Saves("critic", "C", {2: 1, 3: 2})
     found = pair(3, was, goes_on, must=False)
