@@ -27,10 +27,10 @@ import ray
 
 from benchmarks.reporting import report
 from orchestrator.config import Config
-from orchestrator.engine_lanes import CallLimits
+from orchestrator.data.tokenizer import load_tokenizer
 from orchestrator.engines import RayEngine
-from orchestrator.rollout_pipeline import RolloutPipeline
-from orchestrator.tokenizer import load_tokenizer
+from orchestrator.rollouts.engine_lanes import CallLimits
+from orchestrator.rollouts.pipeline import RolloutPipeline
 from state.slots import WeightId
 from workers.config import SamplingConfig
 from workers.rollout.protocol import GenerateRequest, GenerateResult

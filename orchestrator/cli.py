@@ -9,14 +9,18 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from orchestrator import checks, horizon, prompt_checks, resuming, run_lock, slot_plan, surroundings
 from orchestrator.batching import num_rollouts
+from orchestrator.checks import configuration, prompts, surroundings
 from orchestrator.commands.command_line import parser, print_anything, print_json, reader_may_leave, version
 from orchestrator.config import Config
+from orchestrator.data import horizon
 from orchestrator.exit_codes import ExitCode, exit_code
-from orchestrator.interrupts import raise_on_sigterm
-from orchestrator.options import ConfigError, Problem, Resolved, nearest, resolve, to_yaml
-from orchestrator.slot_plan import SlotLoad
+from orchestrator.options.load import Resolved, nearest, resolve, to_yaml
+from orchestrator.options.problems import ConfigError, Problem
+from orchestrator.resume import resuming, slot_plan
+from orchestrator.resume.slot_plan import SlotLoad
+from orchestrator.running import run_lock
+from orchestrator.running.interrupts import raise_on_sigterm
 from state.resume import LoadSpec, ResumePlan
 
 _USAGE = """\
@@ -91,7 +95,7 @@ def _report(error: BaseException, as_json: bool) -> int:
 
 def _train(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(arguments):
-        from orchestrator.option_help import train_help
+        from orchestrator.options.help import train_help
 
         print(train_help())
         return ExitCode.DONE
@@ -109,8 +113,8 @@ def _train(arguments: list[str]) -> int:
     with run_lock.alone(config):
         plan, auxiliary = _planned(config)
         _print_start(config, plan, auxiliary)
-        _refuse(resolved, prompt_checks.problems(config))
-        from orchestrator.run import train
+        _refuse(resolved, prompts.problems(config))
+        from orchestrator.running.run import train
 
         train(config, plan)
     return ExitCode.DONE
@@ -127,14 +131,14 @@ def _planned(config: Config) -> tuple[ResumePlan, Sequence[SlotLoad]]:
 
 def _checked(resolved: Resolved) -> Config:
     config = resolved.config
-    _refuse(resolved, (*checks.problems(config), *surroundings.problems(config, surroundings.here(config))))
+    _refuse(resolved, (*configuration.problems(config), *surroundings.problems(config, surroundings.here(config))))
     return config if config.loop.num_epoch is None else _settled(resolved)
 
 
 def _settled(resolved: Resolved) -> Config:
     """With its epochs counted, which says more about what cannot be right."""
-    from orchestrator.rows import DataError
-    from orchestrator.tokenizer import TokenizerError
+    from orchestrator.data.rows import DataError
+    from orchestrator.data.tokenizer import TokenizerError
 
     config = resolved.config
     try:
@@ -146,7 +150,7 @@ def _settled(resolved: Resolved) -> Config:
         f"loop.num_epoch {config.loop.num_epoch} of {config.data.path}: {num_rollouts(settled)} rollouts",
         file=sys.stderr,
     )
-    _refuse(resolved, checks.problems(settled))
+    _refuse(resolved, configuration.problems(settled))
     return settled
 
 

@@ -1,6 +1,6 @@
 """The whole configuration of a run: sections of the driver, composed with those of the storeys below.
 
-Values only. What makes a combination right is decided in `orchestrator/checks.py`.
+Values only. What makes a combination right is decided in `orchestrator/checks/configuration.py`.
 """
 
 from __future__ import annotations

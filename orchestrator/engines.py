@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from orchestrator.config import Config
-from orchestrator.engine_lanes import CallLimits
+from orchestrator.rollouts.engine_lanes import CallLimits
 from orchestrator.roster import EngineGone, Replacements
 from workers.rollout.embedded_actor import EmbeddedEngineActor
 from workers.rollout.protocol import EngineDied

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import IntEnum
 
-from orchestrator.interrupts import Terminated
-from orchestrator.options import ConfigError
+from orchestrator.options.problems import ConfigError
+from orchestrator.running.interrupts import Terminated
 from state.errors import InvariantViolation, ResumeError
 
 

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.engine_lanes import EngineLost
 from orchestrator.proof_verdict import ProofVerdict
+from orchestrator.rollouts.engine_lanes import EngineLost
 from orchestrator.roster import EngineGone, EngineLink, NoEngineLeft, Replacements, Roster, in_words
 from state.engine_life import EnginePhase, EngineStatus, EngineTransition
 from state.gang import fingerprint

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 
-from orchestrator.options import ConfigError, Problem
+from orchestrator.options.problems import ConfigError, Problem
 
 CONNECT_WITHIN_S, ANSWER_WITHIN_S = 5.0, 20.0
 _HEALTH = ("-m", "ray.scripts.scripts", "health-check", "--address")

@@ -9,7 +9,7 @@ Back-pressure: `sync` generates rollout k+1 only once k is trained on. `async` k
 starts generating k+1 when it starts training on k. A publish waits until that generation has ended, so every sample
 has one behaviour version; so does a save, so that a resumed run trains on the very samples this one would have.
 `fully_async` asks for rollouts as `sync` does, but what it gets was generated meanwhile: the manager begins prompts
-whenever staleness allows (`group_stream.py`), and neither publish nor save waits for them.
+whenever staleness allows (`rollouts/group_stream.py`), and neither publish nor save waits for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from orchestrator.batching import num_rollouts
 from orchestrator.config import Config
-from orchestrator.interrupts import StopAsked
+from orchestrator.running.interrupts import StopAsked
 
 
 class Run(Protocol):

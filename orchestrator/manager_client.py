@@ -9,11 +9,11 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from orchestrator.engine_lanes import NoEngineServes
 from orchestrator.placement import Placement
 from orchestrator.proof_verdict import ProofVerdict
-from orchestrator.rollout_desk import RolloutRefs
 from orchestrator.rollout_manager import ManagerSpec, RolloutManager
+from orchestrator.rollouts.desk import RolloutRefs
+from orchestrator.rollouts.engine_lanes import NoEngineServes
 from orchestrator.waiting import WorkerFailed, wait_for
 from state.slots import WeightId
 from workers.weights.manifest import Manifest

@@ -11,7 +11,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from orchestrator.inspector.actor import NAME
 from orchestrator.joining import require_cluster
-from orchestrator.options import ConfigError, Problem
+from orchestrator.options.problems import ConfigError, Problem
 
 ANSWER_WITHIN_S = 10.0
 OWN_NAMESPACE = "slotwise-slots"

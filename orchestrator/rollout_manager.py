@@ -17,7 +17,7 @@ from orchestrator.config import Config
 from orchestrator.engines import replacements, start_engines
 from orchestrator.fleet import Fleet, FleetLimits
 from orchestrator.proof_verdict import ProofVerdict
-from orchestrator.rollout_desk import RolloutDesk, RolloutRefs
+from orchestrator.rollouts.desk import RolloutDesk, RolloutRefs
 from state.engine_life import EnginePhase, EngineStatus
 from state.errors import SlotwiseError
 from state.journal import Journal

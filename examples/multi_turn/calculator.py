@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from orchestrator.chat_deltas import after_answer
-from orchestrator.generation import Ask, Transcript
-from orchestrator.generators import Row
+from orchestrator.data.generators import Row
+from orchestrator.rollouts.chat_deltas import after_answer
+from orchestrator.rollouts.generation import Ask, Transcript
 from workers.batch import Prompt, Sample, Trajectory
 from workers.config import SamplingConfig
 

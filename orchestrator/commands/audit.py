@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator.commands.command_line import parser, print_json, reader_may_leave
 from orchestrator.exit_codes import ExitCode
-from orchestrator.options import ConfigError, Problem
+from orchestrator.options.problems import ConfigError, Problem
 
 
 def main(arguments: list[str]) -> int:

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-from orchestrator.options import ConfigError, Problem
+from orchestrator.options.problems import ConfigError, Problem
 
 
 class Parser(argparse.ArgumentParser):

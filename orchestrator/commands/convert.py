@@ -11,7 +11,7 @@ from pathlib import Path
 from orchestrator import hf_files
 from orchestrator.commands.command_line import parser
 from orchestrator.exit_codes import ExitCode
-from orchestrator.options import ConfigError, Problem
+from orchestrator.options.problems import ConfigError, Problem
 from state import checkpoints
 
 

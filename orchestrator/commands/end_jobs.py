@@ -10,7 +10,7 @@ import time
 
 from ray.job_submission import JobSubmissionClient
 
-from orchestrator.submission import FINAL
+from orchestrator.jobs.submission import FINAL
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -7,13 +7,14 @@ from typing import Any
 
 import yaml
 
-from orchestrator import checks, surroundings
+from orchestrator.checks import configuration, surroundings
 from orchestrator.commands.command_line import parser
 from orchestrator.exit_codes import ExitCode
 from orchestrator.kuberay import checking
 from orchestrator.kuberay.checking import Schemas
 from orchestrator.kuberay.kustomize import FILE, KustomizeError, build
-from orchestrator.options import ConfigError, Problem, resolve
+from orchestrator.options.load import resolve
+from orchestrator.options.problems import ConfigError, Problem
 
 OVERLAYS = Path(__file__).parents[2] / "deploy" / "kuberay" / "overlays"
 _ABOUT = """Print the manifests that run CONFIG.yaml on KubeRay: slotwise render CONFIG.yaml | kubectl apply -f -
@@ -52,7 +53,7 @@ def main(arguments: list[str]) -> int:
 
 def _filled(path: Path, flags: list[str], overlay: Path, image: str | None) -> list[Any]:
     resolved = resolve(path, flags)
-    found = (*checks.problems(resolved.config), *surroundings.thrown_away(resolved.config))
+    found = (*configuration.problems(resolved.config), *surroundings.thrown_away(resolved.config))
     if found:
         raise ConfigError([resolved.located(problem) for problem in found])
     from orchestrator.kuberay.fill import fill

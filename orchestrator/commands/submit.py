@@ -6,10 +6,12 @@ import os
 import sys
 from pathlib import Path
 
-from orchestrator import checks, submission, surroundings
+from orchestrator.checks import configuration, surroundings
 from orchestrator.commands.command_line import parser
 from orchestrator.exit_codes import ExitCode
-from orchestrator.options import ConfigError, Problem, resolve
+from orchestrator.jobs import submission
+from orchestrator.options.load import resolve
+from orchestrator.options.problems import ConfigError, Problem
 
 _ABOUT = """Run CONFIG.yaml as a job of a Ray cluster. The working directory is uploaded; the job runs `slotwise train`
 in the copy. Submitting the same run again continues it. Options of `slotwise train` may follow."""
@@ -39,7 +41,7 @@ def main(arguments: list[str]) -> int:
     if options.print:
         print(submission.command_line(asked, options.address, attempt=1))
         return ExitCode.DONE
-    from orchestrator import job_client
+    from orchestrator.jobs import job_client
 
     client = job_client.connect(options.address)
     submission_id = job_client.submit(client, asked)
@@ -58,7 +60,7 @@ def main(arguments: list[str]) -> int:
 def _checked(path: Path, flags: list[str], working_dir: Path) -> submission.Submission:
     """What can be known to be wrong before anything is submitted is said now."""
     resolved = resolve(path, flags)
-    found = (*checks.problems(resolved.config), *surroundings.thrown_away(resolved.config))
+    found = (*configuration.problems(resolved.config), *surroundings.thrown_away(resolved.config))
     if found:
         raise ConfigError([resolved.located(problem) for problem in found])
     return submission.submission(resolved.config, path, flags, working_dir)

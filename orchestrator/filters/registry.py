@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from orchestrator.imports import UnknownName, did_you_mean, import_function, is_import_path
+from orchestrator.options.imports import UnknownName, did_you_mean, import_function, is_import_path
 from workers.batch import Prompt, Sample
 
 FilterFunction = Callable[[Prompt, Sequence[Sample]], bool]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator.inspector.access import Access
 from orchestrator.inspector.server import Pages, serve
-from orchestrator.options import ConfigError, Problem
+from orchestrator.options.problems import ConfigError, Problem
 
 
 def view(run_dir: Path, host: str, port: int, say: Callable[[str], None]) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 
 import yaml
 
-from orchestrator import resuming
 from orchestrator.config import Config
+from orchestrator.jobs.submission import stop_wait_s
 from orchestrator.kuberay import operator_rules
 from orchestrator.kuberay.run_rules import DRAIN, RUNS
-from orchestrator.options import ConfigError, Problem
-from orchestrator.run_dir import config_hash, config_text
-from orchestrator.submission import stop_wait_s
+from orchestrator.options.problems import ConfigError, Problem
+from orchestrator.resume import resuming
+from orchestrator.running.run_dir import config_hash, config_text
 
 Json = Any
 GPU = "nvidia.com/gpu"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator import submission
-from orchestrator.options import load
-from orchestrator.submission import EXCLUDES
+from orchestrator.jobs import submission
+from orchestrator.jobs.submission import EXCLUDES
+from orchestrator.options.load import load
 from tests.deploy.manifests import REPO
 from tests.orchestrator.valid_config import write
 

@@ -12,7 +12,7 @@ from orchestrator import cli
 from orchestrator.cli import main
 from orchestrator.config import Config
 from orchestrator.exit_codes import ExitCode
-from orchestrator.fields import OPTIONS
+from orchestrator.options.fields import OPTIONS
 from tests.deploy.manifests import NAMES, OVERLAYS, REPO
 
 TEXT = (REPO / "docs" / "operating.md").read_text()

@@ -11,9 +11,10 @@ import yaml
 from orchestrator.cli import main
 from orchestrator.kuberay.fill import fill, nodes_for
 from orchestrator.kuberay.kustomize import build
-from orchestrator.options import ConfigError, load
+from orchestrator.options.load import load
+from orchestrator.options.problems import ConfigError
 from orchestrator.placement import bundles
-from orchestrator.run_dir import config_hash
+from orchestrator.running.run_dir import config_hash
 from tests.deploy.manifests import OVERLAYS
 from tests.orchestrator.valid_config import with_flags, write
 

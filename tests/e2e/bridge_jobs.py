@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator import resuming
-from orchestrator.gang_specs import worker_specs
+from orchestrator.resume import resuming
+from orchestrator.running.gang_specs import worker_specs
 from state.audit import audit
 from state.gang import GangId
 from tests.e2e.in_process_run import Gang, Outcome, configuration, go

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import resuming
-from orchestrator.debug_runs import ReplayMismatch, ReplayRun, RolloutOnlyRun
-from orchestrator.gang_specs import worker_specs
-from orchestrator.interrupts import Stop
 from orchestrator.loops import train_loop
-from orchestrator.run_dir import RunDir, config_hash
-from orchestrator.saved_rollouts import SavedRollouts
+from orchestrator.resume import resuming
+from orchestrator.rollouts.saved import SavedRollouts
+from orchestrator.running.debug_runs import ReplayMismatch, ReplayRun, RolloutOnlyRun
+from orchestrator.running.gang_specs import worker_specs
+from orchestrator.running.interrupts import Stop
+from orchestrator.running.run_dir import RunDir, config_hash
 from orchestrator.tracking.jsonl import JsonlTracker
 from state.audit import audit
 from state.gang import GangId

@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from orchestrator import continuity, resuming
 from orchestrator.config import Config
-from orchestrator.gang_specs import critic_specs, worker_specs
-from orchestrator.interrupts import Stop
-from orchestrator.live_run import LiveRun
 from orchestrator.loops import train_loop
 from orchestrator.publish import Published
-from orchestrator.rollout_desk import RolloutDesk, RolloutRefs
-from orchestrator.run_dir import RunDir, config_hash
+from orchestrator.resume import continuity, resuming
+from orchestrator.rollouts.desk import RolloutDesk, RolloutRefs
+from orchestrator.running.gang_specs import critic_specs, worker_specs
+from orchestrator.running.interrupts import Stop
+from orchestrator.running.live_run import LiveRun
+from orchestrator.running.run_dir import RunDir, config_hash
 from orchestrator.tracking.jsonl import JsonlTracker
 from state import checkpoints
 from state.continuity import Probe

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.continuity import ContinuityBroken
+from orchestrator.resume.continuity import ContinuityBroken
 from state.resume import LoadSpec
 from state.slots import Slot
 from tests.e2e.in_process_run import Outcome, go

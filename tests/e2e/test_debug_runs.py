@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator import checks
+from orchestrator.checks.configuration import problems
 from orchestrator.config import Config
 from orchestrator.placement import bundles
-from orchestrator.rollout_files import path_of
-from orchestrator.saved_rollouts import NoSavedRollout, SavedRollouts
+from orchestrator.rollouts.files import path_of
+from orchestrator.rollouts.saved import NoSavedRollout, SavedRollouts
 from tests.e2e.debug_jobs import ROLLOUTS, Half
 from tests.e2e.in_process_run import configuration
 from tests.e2e.runs import Place, marker, merged
@@ -122,7 +122,7 @@ def test_halves_that_do_not_go_with_what_else_is_asked_for_are_refused(
     tmp_path: Path, changes: dict[str, Any], key: str
 ) -> None:
     config: Config = configuration(tmp_path, BASE | changes)
-    assert [problem.key for problem in checks.problems(config)] == [key]
+    assert [problem.key for problem in problems(config)] == [key]
 
 
 @pytest.mark.prove

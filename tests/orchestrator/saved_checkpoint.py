@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.config import Config
-from orchestrator.fingerprints import fingerprints
+from orchestrator.resume.fingerprints import fingerprints
 from state import checkpoints
 
 CURSOR = {"fingerprint": "f00d", "position": 0, "epoch": 0, "next_group_id": 0, "left_out": 0}

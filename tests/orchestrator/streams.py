@@ -11,7 +11,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from orchestrator.config import Config
-from orchestrator.rollout_desk import RolloutDesk, RolloutRefs
+from orchestrator.rollouts.desk import RolloutDesk, RolloutRefs
 from state.slots import WeightId
 from tests.e2e.runs import merged
 from workers.batch import Sample

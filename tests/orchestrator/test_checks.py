@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import checks, megatron_fields
 from orchestrator.batching import data_parallel_size, steps_per_rollout, total_steps
-from orchestrator.resuming import protected
-from orchestrator.surroundings import Surroundings
-from orchestrator.surroundings import problems as problems_here
+from orchestrator.checks import configuration, megatron_fields
+from orchestrator.checks.surroundings import Surroundings
+from orchestrator.checks.surroundings import problems as problems_here
+from orchestrator.resume.resuming import protected
 from tests.orchestrator.valid_config import with_flags
 
 NO_CONFIG = ("--model.config", "null")
@@ -19,7 +19,7 @@ HF = (*NO_CONFIG, "--model.hf_checkpoint", "/hf")
 
 
 def said(directory: Path, *flags: str) -> dict[str, str]:
-    return {p.key: p.message for p in checks.problems(with_flags(directory, *flags))}
+    return {p.key: p.message for p in configuration.problems(with_flags(directory, *flags))}
 
 
 def test_the_valid_configuration_has_no_problem(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_batch_is_accepted_exactly_when_every_rank_gets_the_same_count(
 ) -> None:
     flags = ("--train.num_workers", str(workers), "--rollout.rollout_batch_size", str(prompts))
     config = with_flags(tmp_path, *flags, "--train.num_steps_per_rollout", str(steps))
-    accepted = not any("rollout" in p.key for p in checks.problems(config))
+    accepted = not any("rollout" in p.key for p in configuration.problems(config))
     assert accepted == (prompts * 4 % (steps * workers) == 0)
     if accepted:
         assert (data_parallel_size(config), steps_per_rollout(config)) == (workers, steps)
@@ -253,7 +253,7 @@ def test_checking_needs_neither_torch_nor_ray() -> None:
     import subprocess
 
     code = (
-        "import sys, orchestrator.cli, orchestrator.megatron_fields as m; m.fields(); "
+        "import sys, orchestrator.cli, orchestrator.checks.megatron_fields as m; m.fields(); "
         "print([n for n in ('torch', 'ray', 'megatron.core', 'transformers') if n in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -18,12 +18,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator import interrupts, slots_view
+from orchestrator import slots_view
 from orchestrator.cli import main
 from orchestrator.config import Config
 from orchestrator.exit_codes import ExitCode, exit_code
-from orchestrator.interrupts import Terminated
-from orchestrator.options import ConfigError, load
+from orchestrator.options.load import load
+from orchestrator.options.problems import ConfigError
+from orchestrator.running import interrupts
+from orchestrator.running.interrupts import Terminated
 from state.errors import InvariantViolation, ResumeError, SlotwiseError
 from state.resume import ResumePlan
 from tests.orchestrator.saved_checkpoint import saved
@@ -47,9 +49,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, ResumePlan]]:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, train: Callable[[Config, ResumePlan], None]) -> None:
-    module = ModuleType("orchestrator.run")
+    module = ModuleType("orchestrator.running.run")
     module.train = train  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "orchestrator.run", module)
+    monkeypatch.setitem(sys.modules, "orchestrator.running.run", module)
     monkeypatch.setattr(interrupts.signal, "signal", lambda *_: None)
 
 

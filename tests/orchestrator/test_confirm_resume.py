@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator.config import Config
-from orchestrator.continuity import ContinuityBroken, Expected, confirm, expected
 from orchestrator.exit_codes import ExitCode, exit_code
+from orchestrator.resume.continuity import ContinuityBroken, Expected, confirm, expected
 from state import checkpoints
 from state.continuity import Probe
 from state.resume import LoadSpec, ResumePlan, ResumeRequest, plan_resume

@@ -10,8 +10,8 @@ import yaml
 from transformers import AutoTokenizer
 
 from orchestrator.config import Config, DataConfig
-from orchestrator.context import context_len, problems, prompt_limit
-from orchestrator.data import DataSource
+from orchestrator.data.context import context_len, problems, prompt_limit
+from orchestrator.data.source import DataSource
 from tests.orchestrator.valid_config import VALID
 from workers.config import ModelConfig, SamplingConfig
 

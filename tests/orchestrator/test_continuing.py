@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.continuing import Continuing, TooStale
-from orchestrator.engine_lanes import CallLimits, EngineLost, NoEngineServes
+from orchestrator.rollouts.continuing import Continuing, TooStale
+from orchestrator.rollouts.engine_lanes import CallLimits, EngineLost, NoEngineServes
 from state.slots import WeightId
 from workers.config import SamplingConfig
 from workers.rollout.protocol import EngineRefused, GenerateRequest, GenerateResult

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator import resuming
 from orchestrator.config import Config
-from orchestrator.continuity import expected
-from orchestrator.fingerprints import fingerprints
+from orchestrator.resume import resuming
+from orchestrator.resume.continuity import expected
+from orchestrator.resume.fingerprints import fingerprints
 from state import checkpoints
 from state.errors import ResumeError
 from state.resume import CriticLoad, LoadSpec

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator import checks, resuming
+from orchestrator.checks.configuration import problems
 from orchestrator.config import Config
-from orchestrator.gang_specs import critic_specs, worker_specs
-from orchestrator.run_dir import config_text
+from orchestrator.resume import resuming
+from orchestrator.running.gang_specs import critic_specs, worker_specs
+from orchestrator.running.run_dir import config_text
 from state.gang import GangId
 from state.slots import Slot
 from tests.orchestrator.valid_config import with_flags
@@ -98,7 +99,7 @@ SAVES = ("--checkpoint.save_interval", "1", "--checkpoint.save", "here")
 def test_what_cannot_be_right_is_refused_with_what_would_work(
     tmp_path: Path, flags: tuple[str, ...], key: str, words: str
 ) -> None:
-    found = [str(problem) for problem in checks.problems(with_flags(tmp_path, *flags))]
+    found = [str(problem) for problem in problems(with_flags(tmp_path, *flags))]
     assert len(found) == 1
     assert found[0].startswith(key)
     assert words in found[0]
@@ -114,4 +115,4 @@ def test_what_cannot_be_right_is_refused_with_what_would_work(
     ],
 )
 def test_what_can_be_is_not(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    assert checks.problems(with_flags(tmp_path, *flags)) == ()
+    assert problems(with_flags(tmp_path, *flags)) == ()

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator import resuming
 from orchestrator.cli import main
 from orchestrator.config import Config
-from orchestrator.data import Cursor
-from orchestrator.data_state import StoredCursor, StoredRollout, StoredSample
+from orchestrator.data.source import Cursor
 from orchestrator.exit_codes import ExitCode, exit_code
-from orchestrator.options import load
-from orchestrator.rollout_buffer import Rollout, rollout_to_json
-from orchestrator.run_dir import RunDir
+from orchestrator.options.load import load
+from orchestrator.resume import resuming
+from orchestrator.resume.data_state import StoredCursor, StoredRollout, StoredSample
+from orchestrator.rollouts.buffer import Rollout, rollout_to_json
+from orchestrator.running.run_dir import RunDir
 from state import checkpoints
 from state.continuity import Probe
 from state.errors import ResumeError

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from orchestrator.config import DataConfig
-from orchestrator.data import DataError, DataSource
-from orchestrator.tokenizer import TokenizerError, decode_response, load_tokenizer
+from orchestrator.data.source import DataError, DataSource
+from orchestrator.data.tokenizer import TokenizerError, decode_response, load_tokenizer
 from state.errors import ResumeError
 from workers.config import ModelConfig
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.data_state import read, refuse_impossible
+from orchestrator.resume.data_state import read, refuse_impossible
 from state import checkpoints
 from state.errors import ResumeError
 from tests.orchestrator.saved_checkpoint import CURSOR, DATA, SAMPLE

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from orchestrator import drain
-from orchestrator.drain import next_drained, watching
-from orchestrator.interrupts import Stop, StopAsked
+from orchestrator.running import drain
+from orchestrator.running.drain import next_drained, watching
+from orchestrator.running.interrupts import Stop, StopAsked
 from tests.e2e.runs import until
 
 NOW_S = 1000.0

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.engine_lanes import EngineLost
 from orchestrator.fleet import Fleet, FleetLimits
+from orchestrator.rollouts.engine_lanes import EngineLost
 from orchestrator.roster import EngineGone, NoEngineLeft, Replacements
 from state.engine_life import EnginePhase
 from state.findings import JournalFile, Notes

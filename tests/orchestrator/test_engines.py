@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from orchestrator.config import Config, RunConfig
-from orchestrator.engine_lanes import EngineLost
 from orchestrator.engines import replacements, start_engines
 from orchestrator.fleet import Fleet, FleetLimits
+from orchestrator.rollouts.engine_lanes import EngineLost
 from orchestrator.roster import NoEngineLeft
 from state.digest import Piece, digest_tensor
 from state.digest_records import Region

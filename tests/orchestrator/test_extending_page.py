@@ -14,8 +14,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from orchestrator.rollout_buffer import Rollout
-from orchestrator.rollout_pipeline import RolloutPipeline
+from orchestrator.rollouts.buffer import Rollout
+from orchestrator.rollouts.pipeline import RolloutPipeline
 from tests.orchestrator.test_rollout_pipeline import WEIGHTS, Shown, StandInEngines, configuration, result
 from workers.batch import Prompt, Sample
 

@@ -14,7 +14,7 @@ import yaml
 from orchestrator.cli import main
 from orchestrator.config import Config
 from orchestrator.exit_codes import ExitCode
-from orchestrator.fingerprints import fingerprints
+from orchestrator.resume.fingerprints import fingerprints
 from tests.orchestrator.saved_checkpoint import saved
 from tests.orchestrator.valid_config import VALID
 

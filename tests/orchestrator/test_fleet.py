@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.engine_lanes import EngineLost
 from orchestrator.fleet import Fleet, FleetLimits
 from orchestrator.proof_verdict import ProofVerdict
+from orchestrator.rollouts.engine_lanes import EngineLost
 from orchestrator.roster import EngineGone, NoEngineLeft
 from state.digest_records import Region, TensorDigest
 from state.engine_life import EngineLifeError, EnginePhase

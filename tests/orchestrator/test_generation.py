@@ -11,11 +11,18 @@ import pytest
 import yaml
 from transformers import AutoTokenizer
 
-from orchestrator.chat_deltas import UnusableTemplate, after_answer
-from orchestrator.checks import problems
+from orchestrator.checks.configuration import problems
 from orchestrator.config import Config
-from orchestrator.generation import Ask, Transcript, WrongTrajectory, check_trajectory, one_response, version_spans
-from orchestrator.rollout_pipeline import RolloutPipeline
+from orchestrator.rollouts.chat_deltas import UnusableTemplate, after_answer
+from orchestrator.rollouts.generation import (
+    Ask,
+    Transcript,
+    WrongTrajectory,
+    check_trajectory,
+    one_response,
+    version_spans,
+)
+from orchestrator.rollouts.pipeline import RolloutPipeline
 from state.slots import WeightId
 from tests.orchestrator.test_rollout_pipeline import WEIGHTS, Shown, StandInEngines
 from workers.batch import Prompt, Trajectory

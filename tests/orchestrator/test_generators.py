@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from orchestrator.generators import GENERATORS, Row, largest_digit, resolve_generator
-from orchestrator.imports import UnknownName, import_function
+from orchestrator.data.generators import GENERATORS, Row, largest_digit, resolve_generator
+from orchestrator.options.imports import UnknownName, import_function
 
 
 def test_a_row_depends_on_seed_and_index_alone() -> None:
@@ -34,7 +34,7 @@ def test_every_digit_occurs_in_every_place() -> None:
 
 def test_registered_names_and_import_paths_resolve() -> None:
     assert resolve_generator("largest_digit") is GENERATORS["largest_digit"]
-    assert resolve_generator("orchestrator.generators:largest_digit") is largest_digit
+    assert resolve_generator("orchestrator.data.generators:largest_digit") is largest_digit
     assert largest_digit(0, 0) == Row(largest_digit(0, 0).prompt, largest_digit(0, 0).label)
 
 
@@ -44,7 +44,7 @@ def test_registered_names_and_import_paths_resolve() -> None:
         ("largest_digits", "did you mean 'largest_digit'"),
         ("nothing like it", "valid: largest_digit"),
         ("orchestrator.generatorz:largest_digit", "no module named 'orchestrator.generatorz'"),
-        ("orchestrator.generators:largest_digits", "did you mean 'largest_digit'"),
+        ("orchestrator.data.generators:largest_digits", "did you mean 'largest_digit'"),
     ],
 )
 def test_an_unknown_name_is_refused_with_what_would_work(name: str, says: str) -> None:
@@ -53,14 +53,15 @@ def test_an_unknown_name_is_refused_with_what_would_work(name: str, says: str) -
 
 
 def test_an_import_path_has_one_shape() -> None:
-    for path in ("orchestrator.generators", "orchestrator.generators:", ":f", "a-b:c", "a:b:c", "a..b:c"):
+    for path in ("orchestrator.data.generators", "orchestrator.data.generators:", ":f", "a-b:c", "a:b:c", "a..b:c"):
         with pytest.raises(UnknownName, match=r"package\.module:function"):
             import_function(path)
 
 
 def test_listing_names_loads_no_heavy_library() -> None:
     code = (
-        "import sys, orchestrator.generators, orchestrator.rewards.registry, orchestrator.tokenizer, orchestrator.data;"
+        "import sys, orchestrator.data.generators, orchestrator.data.tokenizer, orchestrator.data.source;"
+        "import orchestrator.rewards.registry;"
         "print([m for m in ('torch', 'transformers', 'ray', 'megatron') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)

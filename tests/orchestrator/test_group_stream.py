@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.data_state import DataState, refuse_groups, waiting_versions
-from orchestrator.engine_lanes import EngineFailed, NoEngineServes
-from orchestrator.rollout_pipeline import FilterFailed, GenerateFailed, NothingJudged, RolloutTimeout
+from orchestrator.resume.data_state import DataState, refuse_groups, waiting_versions
+from orchestrator.rollouts.engine_lanes import EngineFailed, NoEngineServes
+from orchestrator.rollouts.pipeline import FilterFailed, GenerateFailed, NothingJudged, RolloutTimeout
 from state.errors import ResumeError
 from state.slots import WeightId
 from state.stored import check

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from orchestrator import horizon
 from orchestrator.batching import steps_per_rollout, total_steps
 from orchestrator.cli import main
 from orchestrator.config import Config, DataConfig
-from orchestrator.data import DataSource
+from orchestrator.data import horizon
+from orchestrator.data.source import DataSource
 from orchestrator.exit_codes import ExitCode
-from orchestrator.gang_specs import worker_specs
-from orchestrator.resuming import plan
+from orchestrator.resume.resuming import plan
+from orchestrator.running.gang_specs import worker_specs
 from state.gang import GangId
 from tests.e2e.runs import TINY, merged
 from tests.orchestrator.valid_config import write

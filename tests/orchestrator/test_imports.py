@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.checks.surroundings import Surroundings, problems
 from orchestrator.config import Config
-from orchestrator.imports import missing
-from orchestrator.surroundings import Surroundings, problems
+from orchestrator.options.imports import missing
 
 
 @pytest.fixture

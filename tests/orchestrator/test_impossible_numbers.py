@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.checks import problems
+from orchestrator.checks.configuration import problems
+from orchestrator.checks.divisors import divisors
 from orchestrator.cli import main
-from orchestrator.divisors import divisors
 from orchestrator.exit_codes import ExitCode
-from orchestrator.options import load
+from orchestrator.options.load import load
 from tests.orchestrator.valid_config import with_flags
 
 WHOLE: dict[str, Any] = {

@@ -9,8 +9,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from orchestrator import run_scope
 from orchestrator.config import Config
+from orchestrator.running import run_scope
 from orchestrator.waiting import WorkerFailed
 
 

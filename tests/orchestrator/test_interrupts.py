@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from orchestrator.interrupts import Stop, StopAsked, Terminated
+from orchestrator.running.interrupts import Stop, StopAsked, Terminated
 
 
 def ask() -> None:

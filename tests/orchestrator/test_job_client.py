@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator import job_client
 from orchestrator.commands import end_jobs
 from orchestrator.commands.submit import _checked
-from orchestrator.options import ConfigError
-from orchestrator.submission import Submission
+from orchestrator.jobs import job_client
+from orchestrator.jobs.submission import Submission
+from orchestrator.options.problems import ConfigError
 from tests.orchestrator.valid_config import write
 
 NOT_YET = RuntimeError("Request failed with status code 500: No available agent to submit job")

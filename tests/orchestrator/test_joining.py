@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator import joining
 from orchestrator.joining import require_cluster
-from orchestrator.options import ConfigError
+from orchestrator.options.problems import ConfigError
 
 
 @pytest.fixture

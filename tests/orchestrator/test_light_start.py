@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.parametrize(
     "module",
     [
-        "orchestrator.run",
+        "orchestrator.running.run",
         "orchestrator.rollout_manager",
         "workers.megatron.actor",
         "workers.rollout.embedded_actor",

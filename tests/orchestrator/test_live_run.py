@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from orchestrator.config import Config
-from orchestrator.continuity import ContinuityBroken, Expected
-from orchestrator.engine_lanes import NoEngineServes
-from orchestrator.interrupts import Stop
-from orchestrator.live_run import LiveRun
 from orchestrator.loops import train_loop
 from orchestrator.publish import Published
+from orchestrator.resume.continuity import ContinuityBroken, Expected
+from orchestrator.rollouts.engine_lanes import NoEngineServes
 from orchestrator.roster import NoEngineLeft
+from orchestrator.running.interrupts import Stop
+from orchestrator.running.live_run import LiveRun
 from orchestrator.waiting import WorkerFailed
 from state.continuity import Probe
 from state.slots import WeightId

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from orchestrator.config import Config
-from orchestrator.interrupts import StopAsked
 from orchestrator.loops import train_loop
+from orchestrator.running.interrupts import StopAsked
 
 
 class Recorded:

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from orchestrator import yaml_values
 from orchestrator.config import Config
-from orchestrator.fields import OPTIONS
-from orchestrator.option_help import train_help
-from orchestrator.options import ConfigError, Problem, load, resolve, to_yaml
+from orchestrator.options import yaml_values
+from orchestrator.options.fields import OPTIONS
+from orchestrator.options.help import train_help
+from orchestrator.options.load import load, resolve, to_yaml
+from orchestrator.options.problems import ConfigError, Problem
 
 
 @pytest.fixture

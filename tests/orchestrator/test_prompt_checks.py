@@ -9,10 +9,11 @@ from types import ModuleType
 
 import pytest
 
-from orchestrator import interrupts, prompt_checks
+from orchestrator.checks import prompts
 from orchestrator.cli import main
 from orchestrator.config import Config
 from orchestrator.exit_codes import ExitCode
+from orchestrator.running import interrupts
 from tests.e2e.runs import TINY, merged
 from tests.orchestrator.valid_config import write
 
@@ -29,9 +30,9 @@ def rows(path: Path, *prompts: str) -> str:
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Config]:
     """Every run that was started; none is."""
     calls: list[Config] = []
-    module = ModuleType("orchestrator.run")
+    module = ModuleType("orchestrator.running.run")
     module.train = lambda config, plan: calls.append(config)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "orchestrator.run", module)
+    monkeypatch.setitem(sys.modules, "orchestrator.running.run", module)
     monkeypatch.setattr(interrupts.signal, "signal", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     return calls
@@ -75,7 +76,7 @@ def test_data_of_evaluations_is_looked_at_as_well(tmp_path: Path) -> None:
     path = rows(tmp_path / "rows.jsonl", DIGITS)
     evaluation = {"interval": 1, "data": {"path": path, "max_prompt_len": 3}}
     config = Config.model_validate(merged(TINY, {"eval": evaluation}))
-    assert [problem.key for problem in prompt_checks.problems(config)] == ["eval.data.path"]
+    assert [problem.key for problem in prompts.problems(config)] == ["eval.data.path"]
 
 
 def test_what_is_on_another_machine_is_left_to_that(tmp_path: Path) -> None:
@@ -84,5 +85,5 @@ def test_what_is_on_another_machine_is_left_to_that(tmp_path: Path) -> None:
     found = []
     for changes in ({}, {"model": {"tokenizer": "/elsewhere"}}, {"data": {"path": "/elsewhere.jsonl"}}):
         config = Config.model_validate(merged(merged(TINY, {"data": data}), changes))
-        found.append(len(list(prompt_checks.problems(config))))
+        found.append(len(list(prompts.problems(config))))
     assert found == [1, 0, 0]

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from transformers import AutoTokenizer
 
-from orchestrator.checks import problems
+from orchestrator.checks.configuration import problems
 from orchestrator.config import Config
-from orchestrator.data import DataSource
+from orchestrator.data.source import DataSource
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.exit_codes import ExitCode
-from orchestrator.rebuilding import Failure, Situation, decide
-from orchestrator.resuming import continues_itself
+from orchestrator.resume.resuming import continues_itself
+from orchestrator.running.rebuilding import Failure, Situation, decide
 from tests.orchestrator.valid_config import with_flags
 
 FAILED = Failure(ExitCode.FAILED, of_gang=True, kind="death when it was to train", rollout_id=7)

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.cli import main
 from orchestrator.exit_codes import ExitCode
-from orchestrator.options import ConfigError
+from orchestrator.options.problems import ConfigError
 from orchestrator.remote_slots import choose
 
 

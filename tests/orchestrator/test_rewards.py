@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.imports import UnknownName
+from orchestrator.options.imports import UnknownName
 from orchestrator.rewards.registry import REWARDS, RewardFunction, exact_match, largest_digit, resolve_reward
 from orchestrator.rewards.scoring import CONCURRENCY, Item, Judged, judge
 from state.slots import WeightId

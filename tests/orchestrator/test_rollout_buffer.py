@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.rollout_buffer import Rollout, RolloutBuffer
+from orchestrator.rollouts.buffer import Rollout, RolloutBuffer
 from state.slots import WeightId
 from workers.batch import Sample, VersionSpan
 

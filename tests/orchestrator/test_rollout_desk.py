@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.config import Config
-from orchestrator.rollout_desk import RolloutDesk, RolloutRefs
+from orchestrator.rollouts.desk import RolloutDesk, RolloutRefs
 from state.errors import ResumeError
 from state.slots import WeightId
 from workers.batch import Sample, TrainShard

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from orchestrator.dispatch import shards
-from orchestrator.engine_lanes import EngineFailed, EngineLost
-from orchestrator.generation import Ask, WrongTrajectory, one_response
-from orchestrator.rollout_buffer import Rollout
-from orchestrator.rollout_pipeline import FilterFailed, GenerateFailed, RolloutTimeout
+from orchestrator.rollouts.buffer import Rollout
+from orchestrator.rollouts.engine_lanes import EngineFailed, EngineLost
+from orchestrator.rollouts.generation import Ask, WrongTrajectory, one_response
+from orchestrator.rollouts.pipeline import FilterFailed, GenerateFailed, RolloutTimeout
 from state.slots import WeightId
 from tests.orchestrator.test_rollout_pipeline import (
     EOS,

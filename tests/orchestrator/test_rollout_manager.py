@@ -9,8 +9,8 @@ import pytest
 import ray
 
 from orchestrator.config import Config
-from orchestrator.engine_lanes import NoEngineServes
 from orchestrator.rollout_manager import ManagerSpec, RolloutManager, engine_row
+from orchestrator.rollouts.engine_lanes import NoEngineServes
 from state.engine_life import EnginePhase, EngineStatus
 from state.slots import WeightId
 

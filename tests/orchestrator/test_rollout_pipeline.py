@@ -10,11 +10,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from orchestrator.config import Config
-from orchestrator.data import DataError
-from orchestrator.engine_lanes import EngineLost, NoEngineServes
+from orchestrator.data.source import DataError
 from orchestrator.exit_codes import ExitCode, exit_code
-from orchestrator.requests import IncompleteRollout
-from orchestrator.rollout_pipeline import NothingJudged, RolloutPipeline, RolloutTimeout
+from orchestrator.rollouts.engine_lanes import EngineLost, NoEngineServes
+from orchestrator.rollouts.pipeline import NothingJudged, RolloutPipeline, RolloutTimeout
+from orchestrator.rollouts.requests import IncompleteRollout
 from state.errors import InvariantViolation
 from state.slots import WeightId
 from workers.batch import Prompt, Sample
@@ -178,8 +178,10 @@ def mute_reward(prompt: Prompt, response: str, ids: tuple[int, ...], sample: Sam
 def test_a_reward_that_fails_for_all_samples_but_one_is_counted_told_and_costs_no_run(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("orchestrator.generators.reward_of_one_sample", reward_of_one_sample, raising=False)
-    samples, stats = generate(StandInEngines(["a"]), reward={"name": "orchestrator.generators:reward_of_one_sample"})
+    monkeypatch.setattr("orchestrator.data.generators.reward_of_one_sample", reward_of_one_sample, raising=False)
+    samples, stats = generate(
+        StandInEngines(["a"]), reward={"name": "orchestrator.data.generators:reward_of_one_sample"}
+    )
     assert [sample.reward for sample in samples] == [None] * 7 + [0.0] + [None] * 4
     assert (stats["reward/errors"], stats["reward/mean"]) == (11, 0.0)
     assert stats["reward/none_ratio"] == pytest.approx(11 / 12)
@@ -197,8 +199,8 @@ def test_a_reward_that_fails_for_all_samples_but_one_is_counted_told_and_costs_n
 def test_a_rollout_without_one_judged_sample_ends_the_run_and_its_prompts_are_next_again(
     monkeypatch: pytest.MonkeyPatch, reward: Any, told: str
 ) -> None:
-    monkeypatch.setattr("orchestrator.generators.a_reward", reward, raising=False)
-    made = pipeline(StandInEngines(["a"]), reward={"name": "orchestrator.generators:a_reward"})
+    monkeypatch.setattr("orchestrator.data.generators.a_reward", reward, raising=False)
+    made = pipeline(StandInEngines(["a"]), reward={"name": "orchestrator.data.generators:a_reward"})
     before = made.source.state()
     with pytest.raises(NothingJudged, match=f"(?s){told}") as ended:
         asyncio.run(made.generate(3, WEIGHTS))
@@ -207,8 +209,8 @@ def test_a_rollout_without_one_judged_sample_ends_the_run_and_its_prompts_are_ne
 
 
 def test_an_evaluation_without_one_judged_sample_costs_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.generators.failing_reward", failing_reward, raising=False)
-    metrics = evaluate(StandInEngines(["a"]), reward={"name": "orchestrator.generators:failing_reward"})
+    monkeypatch.setattr("orchestrator.data.generators.failing_reward", failing_reward, raising=False)
+    metrics = evaluate(StandInEngines(["a"]), reward={"name": "orchestrator.data.generators:failing_reward"})
     assert metrics["eval/reward/errors"] == 5
 
 
@@ -218,8 +220,8 @@ def test_without_a_reward_nothing_needs_to_be_judged() -> None:
 
 
 def test_a_sample_that_cannot_be_judged_is_counted_and_zero_is_a_reward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.generators.silent_reward", silent_reward, raising=False)
-    samples, stats = generate(StandInEngines(["a"]), reward={"name": "orchestrator.generators:silent_reward"})
+    monkeypatch.setattr("orchestrator.data.generators.silent_reward", silent_reward, raising=False)
+    samples, stats = generate(StandInEngines(["a"]), reward={"name": "orchestrator.data.generators:silent_reward"})
     assert [sample.reward for sample in samples] == [None, 0.0, 0.0] * 4
     assert stats["reward/none_ratio"] == pytest.approx(1 / 3)
     assert (stats["reward/errors"], stats["reward/mean"]) == (0, 0.0)

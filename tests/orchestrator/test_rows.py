@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator import checks, surroundings
+from orchestrator.checks import configuration, surroundings
+from orchestrator.checks.surroundings import Surroundings
 from orchestrator.config import Config, DataConfig
-from orchestrator.data_path import DataPathError, parse
-from orchestrator.fingerprints import fingerprints
-from orchestrator.rows import DATASET_STATE, DataError, open_rows
-from orchestrator.surroundings import Surroundings
+from orchestrator.data.path import DataPathError, parse
+from orchestrator.data.rows import DATASET_STATE, DataError, open_rows
+from orchestrator.resume.fingerprints import fingerprints
 from tests.orchestrator.valid_config import with_flags
 
 TABLE = [{"prompt": f"{index} =", "label": str(index), "level": index % 3} for index in range(10)]
@@ -105,7 +105,7 @@ def test_what_is_no_slice_is_refused_before_anything_starts(tmp_path: Path, text
         parse(text)
     config = with_flags(tmp_path, "--data.path", text, "--data.generator", "null")
     here = Surroundings(False, True)
-    assert [p.key for p in (*checks.problems(config), *surroundings.problems(config, here))] == ["data.path"]
+    assert [p.key for p in (*configuration.problems(config), *surroundings.problems(config, here))] == ["data.path"]
 
 
 @pytest.mark.parametrize("text", ["a", "a@b", "a@b.jsonl", "a[1:2]", "a@[1:2].jsonl"])
@@ -204,7 +204,7 @@ def test_without_pyarrow_columns_are_refused_before_anything_starts(
 
     (tmp_path / "rows.parquet").touch()
     (tmp_path / "dataset").mkdir()
-    monkeypatch.setattr("orchestrator.surroundings.find_spec", lambda name: None)
+    monkeypatch.setattr("orchestrator.checks.surroundings.find_spec", lambda name: None)
     for name in ("rows.parquet", "dataset"):
         assert 'pip install "slotwise[parquet]"' in problems(tmp_path / name)["data.path"]
     assert problems(jsonl(tmp_path)) == {}

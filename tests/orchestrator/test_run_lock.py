@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config import Config
-from orchestrator.options import ConfigError
-from orchestrator.run_lock import LOCK, alone
+from orchestrator.options.problems import ConfigError
+from orchestrator.running.run_lock import LOCK, alone
 
 
 def config(run_dir: Path, **checkpoint: object) -> Config:
@@ -40,7 +40,7 @@ def test_two_runs_do_not_save_to_one_directory(tmp_path: Path) -> None:
 
 def test_a_killed_driver_keeps_nobody_out(tmp_path: Path) -> None:
     holding = (
-        "import sys, pathlib\nfrom orchestrator.config import Config\nfrom orchestrator.run_lock import alone\n"
+        "import sys, pathlib\nfrom orchestrator.config import Config\nfrom orchestrator.running.run_lock import alone\n"
         "with alone(Config.model_validate({'run': {'dir': sys.argv[1]}})):\n    print('held', flush=True)\n    input()"
     )
     with subprocess.Popen(

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.interrupts import Stop
-from orchestrator.live_run import LiveRun
-from orchestrator.run_dir import RunDir
-from orchestrator.saving import Saving
+from orchestrator.running.interrupts import Stop
+from orchestrator.running.live_run import LiveRun
+from orchestrator.running.run_dir import RunDir
+from orchestrator.running.saving import Saving
 from orchestrator.waiting import WorkerFailed
 from state import checkpoints
 from state.continuity import Probe

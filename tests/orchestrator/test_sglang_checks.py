@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import sglang_fields
-from orchestrator.checks import MODEL_TYPES, problems
+from orchestrator.checks import sglang_fields
+from orchestrator.checks.configuration import MODEL_TYPES, problems
 from tests.orchestrator.valid_config import with_flags
 from workers.rollout.sglang_layout import ARCHITECTURES
 from workers.rollout.sglang_options import MODELS

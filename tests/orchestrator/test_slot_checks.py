@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import checks
-from orchestrator.changing_slots import changing
-from orchestrator.options import ConfigError
-from orchestrator.resuming import protected
-from orchestrator.slot_plan import keep_old_actors
+from orchestrator.checks.configuration import problems
+from orchestrator.options.problems import ConfigError
+from orchestrator.resume.changing_slots import changing
+from orchestrator.resume.resuming import protected
+from orchestrator.resume.slot_plan import keep_old_actors
 from state.gang import agree
 from state.slots import Slot, Tier
 from tests.orchestrator.valid_config import with_flags
@@ -72,7 +72,7 @@ REFUSED = [
 
 
 def said(directory: Path, *flags: str) -> dict[str, str]:
-    return {problem.key: problem.message for problem in checks.problems(with_flags(directory, *flags))}
+    return {problem.key: problem.message for problem in problems(with_flags(directory, *flags))}
 
 
 @pytest.mark.parametrize(("flags", "key", "words"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
@@ -148,7 +148,7 @@ def test_what_is_accepted_survives_sleep_wake_and_update(
         tmp_path, *OPD, "--loop.mode", mode, "--cluster.offload_train", str(offload).lower(), "--ref.tier", ref,
         "--teacher.tier", teacher, "--algorithm.old_logprobs", old,
     )  # fmt: skip
-    accepted = checks.problems(config) == ()
+    accepted = problems(config) == ()
     assert accepted == (mode == "sync" or (not offload and old != "recompute"))
     if not accepted:
         return

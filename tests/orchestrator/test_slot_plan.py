@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator import resuming
-from orchestrator.group_work import Group
+from orchestrator.resume import resuming
+from orchestrator.resume.slot_plan import auxiliary
 from orchestrator.rewards.scoring import Judged
-from orchestrator.rollout_buffer import Rollout, RolloutBuffer
-from orchestrator.slot_plan import auxiliary
-from orchestrator.stream_state import Begun, Finished, StreamState
+from orchestrator.rollouts.buffer import Rollout, RolloutBuffer
+from orchestrator.rollouts.group_work import Group
+from orchestrator.rollouts.stream_state import Begun, Finished, StreamState
 from state import checkpoints
 from state.errors import ResumeError
 from state.slots import WeightId

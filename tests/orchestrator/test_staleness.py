@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.staleness import accepted, capacity, is_too_stale
+from orchestrator.rollouts.staleness import accepted, capacity, is_too_stale
 
 COUNTS = st.integers(0, 50)
 

@@ -10,9 +10,10 @@ import pytest
 
 from orchestrator.cli import main
 from orchestrator.commands.submit import _checked
-from orchestrator.options import ConfigError, load
-from orchestrator.run_dir import config_hash
-from orchestrator.submission import EarlierJob, Submission, command_line, exit_status, next_attempt
+from orchestrator.jobs.submission import EarlierJob, Submission, command_line, exit_status, next_attempt
+from orchestrator.options.load import load
+from orchestrator.options.problems import ConfigError
+from orchestrator.running.run_dir import config_hash
 from tests.orchestrator.valid_config import write
 
 FLAGS = ("--run.dir", "/shared/runs/test", "--train.lr", "1e-5")

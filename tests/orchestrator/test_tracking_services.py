@@ -20,7 +20,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto.wandb_internal_pb2 import Record
 
-from orchestrator.surroundings import Surroundings, problems
+from orchestrator.checks.surroundings import Surroundings, problems
 from orchestrator.tracking import weights_and_biases
 from orchestrator.tracking.base import scalars
 from orchestrator.tracking.opening import open_trackers
@@ -197,8 +197,8 @@ TAIL = """
 import io, os, psutil, signal, sys
 from pathlib import Path
 from rich.console import Console
-from orchestrator.interrupts import raise_on_sigterm
-from orchestrator.options import load
+from orchestrator.running.interrupts import raise_on_sigterm
+from orchestrator.options.load import load
 from orchestrator.tracking.opening import open_trackers
 from contextlib import ExitStack
 config = load(sys.argv[1], ["--tracking.wandb.mode", "offline", "--tracking.tensorboard"])
@@ -244,7 +244,7 @@ def test_the_last_step_is_there_however_the_run_ends(tmp_path: Path, how: str) -
 def test_a_missing_package_is_said_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], key: str
 ) -> None:
-    monkeypatch.setattr("orchestrator.surroundings.find_spec", lambda name: None)
+    monkeypatch.setattr("orchestrator.checks.surroundings.find_spec", lambda name: None)
     (problem,) = problems(with_flags(tmp_path, *flags), Surroundings(in_ray_job=False, on_one_machine=False))
     assert problem.key == key
     assert 'pip install "slotwise[' in problem.message

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.checks import problems
+from orchestrator.checks.configuration import problems
 from tests.orchestrator.valid_config import with_flags
 
 DISK = ("--weights.transport", "disk")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.config import Config
-from orchestrator.options import load
+from orchestrator.options.load import load
 
 VALID = """\
 run:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchestrator import continuity, resuming
 from orchestrator.config import Config
-from orchestrator.slot_plan import auxiliary
+from orchestrator.resume import continuity, resuming
+from orchestrator.resume.slot_plan import auxiliary
 from state import checkpoints
 from state.checkpoints import Inventory
 from state.continuity import Probe

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from orchestrator.sglang_fields import says_who_wrote
+from orchestrator.checks.sglang_fields import says_who_wrote
 from state.digest import Piece, digest_tensor
 from state.digest_records import Region, TensorDigest
 from state.gang import Quorum, mint_permit

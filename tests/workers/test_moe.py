@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from orchestrator import megatron_fields
+from orchestrator.checks import megatron_fields
 from tests.workers.gang_processes import Place, run_gang
 from tests.workers.test_forward import SAMPLES, TARGETS, assert_same_step, case, run_cases
 from tests.workers.tiny_models import tiny

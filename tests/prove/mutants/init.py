@@ -82,7 +82,7 @@ MUTANTS = (
         "the actor's step is applied to the reference",
         "I6",
         (
-            "orchestrator/resuming.py",
+            "orchestrator/resume/resuming.py",
             'return _slot_load(config, "ref", config.ref.load, config.ref.ckpt_step)',
             'return _slot_load(config, "ref", config.ref.load, config.ref.ckpt_step or config.checkpoint.ckpt_step)',
         ),

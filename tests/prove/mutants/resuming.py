@@ -23,7 +23,7 @@ MUTANTS = (
         "a refreshed reference comes back as the original",
         "I10",
         (
-            "orchestrator/slot_plan.py",
+            "orchestrator/resume/slot_plan.py",
             "    loads = [one for one in kept if one.slot is Slot.REF]\n",
             "    loads: list[SlotLoad] = []\n",
         ),
@@ -43,7 +43,7 @@ MUTANTS = (
         "nobody compares the slots that came back with those that were saved",
         "I10",
         (
-            "orchestrator/continuity.py",
+            "orchestrator/resume/continuity.py",
             "        if saved is not None and saved != one.digest:\n",
             '        if saved == "":\n',
         ),

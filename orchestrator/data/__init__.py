@@ -1,0 +1,1 @@
+"""Prompts: rows of files and generators, tokenised, in an order that can be continued."""

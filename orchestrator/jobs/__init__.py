@@ -1,0 +1,1 @@
+"""A run as a job of a Ray cluster."""

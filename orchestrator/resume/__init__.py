@@ -1,0 +1,1 @@
+"""Where a run continues from, for every slot and the data; and whether that is what was saved."""

@@ -1,0 +1,1 @@
+"""From prompts to judged groups of samples, and the rollouts that training takes. Runs inside the rollout manager."""

@@ -1,0 +1,41 @@
+"""One run from start to end: a gang, and after a failure another one. Leaves no process behind."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from rich.console import Console
+
+from orchestrator.batching import num_rollouts
+from orchestrator.config import Config
+from orchestrator.resume import resuming
+from orchestrator.running import run_scope
+from orchestrator.running.gang_scope import work
+from orchestrator.running.rebuilding import Failure
+from orchestrator.running.run_dir import RunDir
+from state.resume import ResumePlan
+
+
+def train(config: Config, plan: ResumePlan) -> None:
+    """Run `config` from where `plan` says, until its last rollout. Raises what ended it early."""
+    console = Console(highlight=False)
+    run_dir = RunDir.open(config, plan)
+    ranks = f"{config.train.num_workers} training ranks" + (" of each role" if config.algorithm.needs_critic else "")
+    engines = f"{config.rollout.num_engines} engines" if config.debug.load_rollouts is None else "no engines"
+    console.print(f"run {config.run.name} in {run_dir.path}: starting {ranks}, {engines}", soft_wrap=True)
+    with ExitStack() as undo:
+        undo.enter_context(run_dir.recording())
+        run = undo.enter_context(run_scope.opened(config, run_dir, console))
+        failures: tuple[Failure, ...] = ()
+        while (failure := work(run, run_dir, plan, failures)) is not None:
+            failures = (*failures, failure)
+            plan = resuming.plan(config)
+            for warning in plan.warnings:
+                run.say(f"warning: {warning}")
+            run.say(f"continuing at rollout {plan.start_rollout_id} of {num_rollouts(config)}: {plan.reason}")
+            run_dir = run_dir.next(plan)
+    console.print(
+        f"done. Which weights were where:\n  slotwise slots --run {run_dir.path}\n"
+        f"Every promise re-checked:\n  slotwise audit {run_dir.path}",
+        soft_wrap=True,
+    )
