@@ -18,8 +18,8 @@ from typing import Any
 from playwright.sync_api import Page, sync_playwright
 
 from benchmarks.generated_run import generate
-from tests.orchestrator.pages import served
-from tests.orchestrator.test_inspector_page import CHROMIUM, FLAGS
+from tests.orchestrator.inspector.pages import served
+from tests.orchestrator.inspector.test_page import CHROMIUM, FLAGS
 
 SIZES = {"slots-8": (1440, 900), "slots-512": (1440, 1230)}
 

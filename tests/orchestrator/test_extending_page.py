@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from orchestrator.rollouts.buffer import Rollout
 from orchestrator.rollouts.pipeline import RolloutPipeline
-from tests.orchestrator.test_rollout_pipeline import WEIGHTS, Shown, StandInEngines, configuration, result
+from tests.orchestrator.rollouts.test_pipeline import WEIGHTS, Shown, StandInEngines, configuration, result
 from workers.batch import Prompt, Sample
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"

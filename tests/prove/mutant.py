@@ -16,7 +16,7 @@ T_MACHINE, T_STORE, T_GANG = "tests/state/test_machine.py", "tests/state/test_st
 T_PUBLISH, T_FLEET = "tests/orchestrator/test_publish.py", "tests/orchestrator/test_fleet.py"
 T_ENGINE, T_RESUME = "tests/workers/test_embedded_engine.py", "tests/state/test_resume.py"
 T_RANK, T_BEHAVIOUR = "tests/workers/test_rank_slots.py", "tests/workers/test_behaviour_policy.py"
-T_CHECKPOINTS, T_PLAN = "tests/state/test_checkpoints.py", "tests/orchestrator/test_slot_plan.py"
+T_CHECKPOINTS, T_PLAN = "tests/state/test_checkpoints.py", "tests/orchestrator/resume/test_slot_plan.py"
 
 
 @dataclass(frozen=True)

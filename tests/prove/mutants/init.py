@@ -75,7 +75,7 @@ MUTANTS = (
         "the configuration can be changed during a run",
         "I6",
         ("state/config.py", "ConfigDict(frozen=True, ", "ConfigDict(frozen=False, "),
-        killers=("tests/orchestrator/test_options.py::test_no_option_can_be_changed_once_it_is_resolved",),
+        killers=("tests/orchestrator/options/test_load.py::test_no_option_can_be_changed_once_it_is_resolved",),
         trace="a configuration that could be changed leaves no trace until somebody changes it",
     ),
     mutant(

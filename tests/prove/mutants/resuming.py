@@ -48,7 +48,7 @@ MUTANTS = (
             '        if saved == "":\n',
         ),
         killers=(
-            "tests/orchestrator/test_confirm_resume.py::"
+            "tests/orchestrator/resume/test_confirm_resume.py::"
             "test_a_slot_beside_the_actor_that_is_not_what_was_saved_ends_the_run_with_three",
         ),
         trace=Trace(

@@ -21,7 +21,7 @@ from orchestrator.cli import main
 from orchestrator.exit_codes import ExitCode
 from orchestrator.inspector.access import announce
 from orchestrator.inspector.server import STATIC
-from tests.orchestrator.pages import Served, served
+from tests.orchestrator.inspector.pages import Served, served
 
 BEGAN = 1.8e9
 PATHS = ("/", "/api/slots", "/api/summary", "/api/metrics", "/static/page.js", "/static/vendor/uplot/LICENSE")

@@ -13,7 +13,7 @@ from orchestrator.rollouts.engine_lanes import EngineFailed, EngineLost
 from orchestrator.rollouts.generation import Ask, WrongTrajectory, one_response
 from orchestrator.rollouts.pipeline import FilterFailed, GenerateFailed, RolloutTimeout
 from state.slots import WeightId
-from tests.orchestrator.test_rollout_pipeline import (
+from tests.orchestrator.rollouts.test_pipeline import (
     EOS,
     TOKENIZER_DIR,
     WEIGHTS,
@@ -26,7 +26,7 @@ from workers.batch import Prompt, Sample, Trajectory, VersionSpan
 from workers.config import SamplingConfig
 from workers.rollout.protocol import EngineRefused, GenerateRequest, GenerateResult
 
-HERE = "tests.orchestrator.test_rollout_groups"
+HERE = "tests.orchestrator.rollouts.test_groups"
 BATCH = {"rollout_batch_size": 4, "n_samples_per_prompt": 3, "timeout_s": 20.0}
 
 

@@ -15,7 +15,7 @@ from orchestrator.data.source import DataSource
 from tests.orchestrator.valid_config import VALID
 from workers.config import ModelConfig, SamplingConfig
 
-TOKENIZER = AutoTokenizer.from_pretrained(Path(__file__).parents[2] / "examples" / "quickstart")
+TOKENIZER = AutoTokenizer.from_pretrained(Path(__file__).parents[3] / "examples" / "quickstart")
 
 
 def model(positions: int | None) -> ModelConfig:

@@ -18,7 +18,7 @@ from orchestrator.resume.fingerprints import fingerprints
 from tests.orchestrator.saved_checkpoint import saved
 from tests.orchestrator.valid_config import VALID
 
-TOKENIZER = Path(__file__).parents[2] / "examples" / "quickstart"
+TOKENIZER = Path(__file__).parents[3] / "examples" / "quickstart"
 Content = dict[str, Any]
 
 

@@ -33,7 +33,7 @@ from tests.orchestrator.valid_config import write
 from tests.state.toy_run import whole_run
 from workers.batch import Sample
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NO_JSON = (
     b"",
     b"xx",

@@ -21,7 +21,7 @@ from workers.batch import Prompt, Sample
 from workers.config import SamplingConfig
 from workers.rollout.protocol import GenerateRequest, GenerateResult
 
-TOKENIZER_DIR = str(Path(__file__).parents[2] / "examples" / "quickstart")
+TOKENIZER_DIR = str(Path(__file__).parents[3] / "examples" / "quickstart")
 TOKENIZER = AutoTokenizer.from_pretrained(TOKENIZER_DIR)
 WEIGHTS = WeightId(0, 3)
 DIGIT_7, EOS = 9, 1

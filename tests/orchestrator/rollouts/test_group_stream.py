@@ -16,10 +16,10 @@ from orchestrator.rollouts.pipeline import FilterFailed, GenerateFailed, Nothing
 from state.errors import ResumeError
 from state.slots import WeightId
 from state.stored import check
-from tests.orchestrator.streams import BATCH, SAMPLES, World, configuration, go, settle
+from tests.orchestrator.rollouts.streams import BATCH, SAMPLES, World, configuration, go, settle
 from workers.batch import Prompt, Sample
 
-HERE = "tests.orchestrator.test_group_stream"
+HERE = "tests.orchestrator.rollouts.test_group_stream"
 ROLLOUTS = 6
 
 

@@ -24,12 +24,12 @@ from orchestrator.rollouts.generation import (
 )
 from orchestrator.rollouts.pipeline import RolloutPipeline
 from state.slots import WeightId
-from tests.orchestrator.test_rollout_pipeline import WEIGHTS, Shown, StandInEngines
+from tests.orchestrator.rollouts.test_pipeline import WEIGHTS, Shown, StandInEngines
 from workers.batch import Prompt, Trajectory
 from workers.config import SamplingConfig
 from workers.rollout.protocol import GenerateRequest, GenerateResult
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 TOKENIZER = AutoTokenizer.from_pretrained(EXAMPLES / "multi_turn")
 PROMPT = Prompt(0, (5, 6), "")
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.generated_run import Run, generate
-from tests.orchestrator.pages import Served, served
+from tests.orchestrator.inspector.pages import Served, served
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = [

@@ -29,7 +29,7 @@ from orchestrator.tracking.tolerant import Tolerant
 from orchestrator.tracking.weights_and_biases import RUN_ID_FILE, WandbTracker
 from tests.orchestrator.valid_config import with_flags
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 OFFLINE = ("--tracking.wandb.mode", "offline")
 
 

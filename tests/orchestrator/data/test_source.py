@@ -15,7 +15,7 @@ from orchestrator.data.tokenizer import TokenizerError, decode_response, load_to
 from state.errors import ResumeError
 from workers.config import ModelConfig
 
-TOKENIZER = AutoTokenizer.from_pretrained(Path(__file__).parents[2] / "examples" / "quickstart")
+TOKENIZER = AutoTokenizer.from_pretrained(Path(__file__).parents[3] / "examples" / "quickstart")
 
 
 def write_rows(path: Path, prompts: list[Any], **extra: Any) -> str:
@@ -167,7 +167,7 @@ def test_a_cursor_of_other_data_is_refused_with_both_fingerprints(tmp_path: Path
 
 
 def test_messages_go_through_the_chat_template(tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(Path(__file__).parents[2] / "examples" / "quickstart")
+    tokenizer = AutoTokenizer.from_pretrained(Path(__file__).parents[3] / "examples" / "quickstart")
     path = write_rows(
         tmp_path / "rows.jsonl", ["3", [{"role": "user", "content": "4"}, {"role": "user", "content": "5"}]]
     )

@@ -16,7 +16,7 @@ from workers.batch import Sample, TrainShard
 from workers.config import SamplingConfig
 from workers.rollout.protocol import GenerateRequest, GenerateResult
 
-TOKENIZER_DIR = str(Path(__file__).parents[2] / "examples" / "quickstart")
+TOKENIZER_DIR = str(Path(__file__).parents[3] / "examples" / "quickstart")
 
 
 class StandInEngines:

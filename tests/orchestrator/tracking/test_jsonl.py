@@ -47,7 +47,7 @@ def test_the_last_line_survives_a_kill(tmp_path: Path) -> None:
         "import os, signal, sys; from pathlib import Path; from orchestrator.tracking.jsonl import JsonlTracker;"
         "JsonlTracker(Path(sys.argv[1]), 0).log(7, {'a': 1}); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "m.jsonl")], cwd=root, env=os.environ, timeout=30)
     assert done.returncode == -signal.SIGKILL
     assert records(tmp_path / "m.jsonl") == [{"step": 7, "a": 1}]

@@ -18,7 +18,7 @@ from workers.batch import Sample
 from workers.config import SamplingConfig
 from workers.rollout.protocol import EngineRefused, GenerateRequest, GenerateResult
 
-TOKENIZER_DIR = str(Path(__file__).parents[2] / "examples" / "quickstart")
+TOKENIZER_DIR = str(Path(__file__).parents[3] / "examples" / "quickstart")
 AutoTokenizer.from_pretrained(TOKENIZER_DIR)  # imported and read before anything has a limit
 BATCH, SAMPLES, LONGEST = 3, 2, 8
 
