@@ -40,16 +40,23 @@ _ENGINE_COLUMNS = ("engine", "state", "version", "behind by", "reason")
 def find_run(named: str | None) -> Path:
     """The directory of a run: a path, a name under `runs/`, or the newest there. `ConfigError` with what there is."""
     runs = Path("runs")
-    there = sorted((p for p in runs.iterdir() if p.is_dir()), key=_last_used) if runs.is_dir() else []
+    there = sorted(filter(_is_run, runs.iterdir()), key=_last_used) if runs.is_dir() else []
     if named is None:
         if there:
             return there[-1]
         raise ConfigError([Problem("--run", f"there are no runs in {runs.absolute()}; name a run directory")])
     for candidate in (Path(named), runs / named):
-        if candidate.is_dir():
+        if _is_run(candidate):
             return candidate
+    if Path(named).is_dir():
+        what = "holds no config.yaml and no journal/: it is not the directory of a run"
+        raise ConfigError([Problem("--run", f"{named} {what}")])
     names = f"; runs there: {', '.join(p.name for p in there)}" if there else ""
     raise ConfigError([Problem("--run", f"{named} is neither a directory nor a run in {runs.absolute()}{names}")])
+
+
+def _is_run(directory: Path) -> bool:
+    return (directory / "config.yaml").is_file() or (directory / "journal").is_dir()
 
 
 def read(run_dir: Path) -> View:

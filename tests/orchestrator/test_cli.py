@@ -448,8 +448,10 @@ def test_slots_with_a_wrong_token_reads_the_journals(
 
 def test_slots_takes_the_run_that_was_used_last(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = run_dir.parent / "other"
-    other.mkdir()
+    (other / "journal").mkdir(parents=True)
     os.utime(other, (2e9, 2e9))
+    (run_dir.parent / "notes").mkdir()
+    os.utime(run_dir.parent / "notes", (4e9, 4e9))
     assert main(["slots", "--json"]) == ExitCode.DONE
     assert json.loads(capsys.readouterr().out)["run"] == "other"
     (run_dir / "journal" / "actor-0.jsonl").touch()

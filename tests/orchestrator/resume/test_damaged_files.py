@@ -297,8 +297,8 @@ def test_a_directory_without_journals_cannot_be_audited(
     tmp_path: Path, ended: Callable[..., tuple[int, str]], inside: tuple[str, ...]
 ) -> None:
     tmp_path.joinpath(*inside).mkdir(exist_ok=True)
-    for command in ("audit", *(() if inside else ("inspect",))):
-        code, said = ended(command, str(tmp_path))
+    for command in (("audit",), *(() if inside else (("inspect",), ("slots", "--run")))):
+        code, said = ended(*command, str(tmp_path))
         assert (code, "it is not the directory of a run" in said) == (ExitCode.CONFIG, True)
 
 
