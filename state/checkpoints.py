@@ -1,4 +1,4 @@
-"""Checkpoint directories: Megatron's layout, our completeness marker, atomic commit, retention.
+"""Checkpoint directories: Megatron's layout, our completeness marker, and what stands in one. `saves.py` writes them.
 
     ROOT/latest_checkpointed_iteration.txt   the tracker: `4`, or `release` for converted weights
     ROOT/iter_0000004/                       Megatron's `torch_dist` files
@@ -6,22 +6,17 @@
     ROOT/iter_0000004/data.json              the trained cursor of the data source
     ROOT/iter_0000004/probe.json             what the gang computed on a fixed batch when it saved
     ROOT/iter_0000004/slotwise.json          the marker: written last, so its presence means complete
-    ROOT/iter_0000004/slotwise.incomplete    from `begin` to `commit`: a save of ours is under way or was cut off
+    ROOT/iter_0000004/slotwise.incomplete    from `saves.begin` to `commit`: a save of ours is under way or was cut off
     ROOT/release/                            weights alone, no iteration
 
 `torch_dist` writes its `metadata.json` before a save of ours is whole, so that file counts as complete only where
 `slotwise.incomplete` does not stand beside it. A directory that has neither is somebody else's and never touched.
-Every file that a reader trusts is written to a temporary name, flushed, and renamed; a directory that is to go is
-renamed first, so that no half-deleted one can pass for a checkpoint.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -29,7 +24,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field
 
 from state.continuity import Probe
-from state.errors import CheckpointError, ResumeError
+from state.errors import ResumeError
 from state.slots import Slot
 from state.stored import Count, Malformed, Stored, parse, parse_object
 
@@ -43,7 +38,6 @@ DATA = "data.json"
 SLOTS = "slots"
 PROBE = "probe.json"
 _MEGATRON_METADATA = "metadata.json"
-_DISCARDED = ".slotwise-discarded-"
 _ITERATION = re.compile(r"iter_([0-9]{7,18})")
 _IN_TRACKER = re.compile(r"[0-9]{1,18}")
 
@@ -140,95 +134,6 @@ def parse_tracker(text: str) -> int | Literal["release"] | None:
     return int(word) if _IN_TRACKER.fullmatch(word) else None
 
 
-def begin(root: str | os.PathLike[str], iteration: int) -> Path:
-    """An empty directory to save `iteration` into, marked as incomplete until `commit`.
-
-    An earlier one of ours with that number is replaced (a run that went back trains it again); if the tracker names
-    it, the tracker is first moved to the newest complete one before it. `CheckpointError` if somebody else wrote it.
-    """
-    target = iteration_dir(root, iteration)
-    if target.exists():
-        inventory = inspect(root)
-        _refuse_foreign(target)
-        if inventory.tracker is not None and parse_tracker(inventory.tracker) == iteration:
-            _move_tracker_back(inventory, iteration)
-    return _begin(target)
-
-
-def begin_release(root: str | os.PathLike[str]) -> Path:
-    """An empty `release` directory, marked incomplete until `commit_release`; the tracker stops naming an old one."""
-    target = release_dir(root)
-    if target.exists():
-        inventory = inspect(root)
-        _refuse_foreign(target)
-        if inventory.tracker is not None and parse_tracker(inventory.tracker) == "release":
-            _remove_tracker(inventory)
-    return _begin(target)
-
-
-def begin_export(target: Path) -> Path:
-    """An empty, hidden directory beside `target`, which takes its place in `commit_export`.
-
-    An earlier export of ours is left until then. `CheckpointError` if somebody else wrote what stands there.
-    """
-    if target.exists():
-        _refuse_foreign(target)
-    return _begin(target.with_name(f".{target.name}.export"))
-
-
-def commit_export(partial: Path, target: Path, marker: Mapping[str, Any]) -> None:
-    """Let a whole export appear as `target`."""
-    _commit(partial, marker)
-    if target.exists():
-        _discard(target)
-    partial.rename(target)
-    _sync(target.parent)
-
-
-def commit(
-    root: str | os.PathLike[str],
-    iteration: int,
-    marker: Mapping[str, Any],
-    keep: int | None,
-    protect: Collection[int] = (),
-) -> None:
-    """Make a save that was begun the one to continue from: data, marker, tracker, retention, in this order.
-
-    `keep` is the number of complete iterations to leave (None: all); those in `protect` are left beside them.
-    """
-    _commit(iteration_dir(root, iteration), {**marker, "iteration": iteration})
-    _write_atomically(Path(root) / TRACKER, f"{iteration}\n".encode())
-    retain(root, keep, protect)
-
-
-def retain(root: str | os.PathLike[str], keep: int | None, protect: Collection[int] = ()) -> None:
-    """Remove what `surplus` says, and nothing where `keep` is None."""
-    if keep is not None:
-        for doomed in surplus(inspect(root), keep, protect):
-            _discard(iteration_dir(root, doomed))
-
-
-def commit_release(root: str | os.PathLike[str], marker: Mapping[str, Any]) -> None:
-    """Make converted weights the ones that the tracker names."""
-    _commit(release_dir(root), marker)
-    _write_atomically(Path(root) / TRACKER, f"{RELEASE}\n".encode())
-
-
-def surplus(inventory: Inventory, keep: int, protect: Collection[int] = ()) -> tuple[int, ...]:
-    """Iterations that retention removes, decided from what is on disk alone.
-
-    The tracker's iteration and the newest before it stay, `keep` in all. Newer ones belong to a branch that was left
-    and are not counted; they are replaced when the run reaches them. Cut-off saves before the tracker's go as well.
-    """
-    named = parse_tracker(inventory.tracker) if inventory.tracker is not None else None
-    if not isinstance(named, int):
-        return ()
-    past = [n for n in inventory.ours if n <= named]
-    old = past[: max(0, len(past) - keep)]
-    cut_off = [i.iteration for i in inventory.incomplete if i.iteration is not None and i.iteration < named]
-    return tuple(sorted(n for n in {*old, *cut_off} if n != named and n not in protect))
-
-
 def inspect(root: str | os.PathLike[str]) -> Inventory:
     """Read what stands in a checkpoint directory. `ResumeError` when it cannot be listed."""
     path = Path(root)
@@ -250,7 +155,7 @@ def _inventory(path: Path) -> Inventory:
         if entry.name != (RELEASE if iteration is None else iteration_dir(path, iteration).name):
             foreign.append(entry.name)
             continue
-        verdict = _classify(entry, iteration)
+        verdict = classify(entry, iteration)
         if isinstance(verdict, Incomplete):
             incomplete.append(Incomplete(iteration, entry.name, verdict.why))
         elif verdict == "foreign":
@@ -289,19 +194,9 @@ def read_marker(directory: str | os.PathLike[str]) -> Marker:
     return _read(Path(directory) / MARKER, Marker)
 
 
-def write_data(directory: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
-    """Store the trained cursor beside the weights; before `commit`."""
-    _write_atomically(Path(directory) / DATA, json.dumps(data).encode())
-
-
 def read_data(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """The trained cursor of a checkpoint of ours. `ResumeError` when it is missing or torn."""
     return _read(Path(directory) / DATA, dict[str, Any])
-
-
-def write_probe(directory: str | os.PathLike[str], probe: Probe) -> None:
-    """Store what the gang computes on a fixed batch; before `commit`."""
-    _write_atomically(Path(directory) / PROBE, json.dumps(probe.to_json()).encode())
 
 
 def read_probe(directory: str | os.PathLike[str]) -> Probe | None:
@@ -310,7 +205,7 @@ def read_probe(directory: str | os.PathLike[str]) -> Probe | None:
     return _read(path, Probe) if path.exists() else None
 
 
-def _classify(directory: Path, iteration: int | None = None) -> Incomplete | Literal["ours", "megatron", "foreign"]:
+def classify(directory: Path, iteration: int | None = None) -> Incomplete | Literal["ours", "megatron", "foreign"]:
     """`iteration` of the directory, where it is one: its marker must be about it."""
     if not directory.is_dir():
         return "foreign"
@@ -322,78 +217,6 @@ def _classify(directory: Path, iteration: int | None = None) -> Incomplete | Lit
     if all(entry.name.startswith(".") for entry in directory.iterdir()):
         return Incomplete(None, directory.name, "empty")
     return "megatron" if _is_object(directory / _MEGATRON_METADATA) else "foreign"
-
-
-def _refuse_foreign(target: Path) -> None:
-    if _classify(target) in ("megatron", "foreign"):
-        raise CheckpointError(
-            f"{target} was not written by Slotwise and is not replaced; save to another directory (checkpoint.save)"
-        )
-
-
-def _begin(target: Path) -> Path:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in target.parent.glob(f"{_DISCARDED}*"):
-        shutil.rmtree(leftover)
-    if target.exists():
-        _discard(target)
-    target.mkdir()
-    _write_atomically(target / INCOMPLETE, b"A save is under way here, or was cut off.\n")
-    _sync(target.parent)
-    return target
-
-
-def _commit(directory: Path, marker: Mapping[str, Any]) -> None:
-    if not directory.is_dir():
-        raise CheckpointError(f"{directory} is gone: nothing to commit")
-    for parent, _, files in os.walk(directory):
-        for name in files:
-            _sync(Path(parent) / name)
-        _sync(Path(parent))
-    _write_atomically(directory / MARKER, json.dumps(marker, indent=1).encode())
-    (directory / INCOMPLETE).unlink(missing_ok=True)
-    _sync(directory)
-
-
-def _move_tracker_back(inventory: Inventory, iteration: int) -> None:
-    before = [n for n in inventory.complete if n < iteration]
-    if before:
-        _write_atomically(Path(inventory.tracker_path), f"{before[-1]}\n".encode())
-    else:
-        _remove_tracker(inventory)
-
-
-def _remove_tracker(inventory: Inventory) -> None:
-    Path(inventory.tracker_path).unlink()
-    _sync(Path(inventory.path))
-
-
-def _discard(directory: Path) -> None:
-    doomed = directory.with_name(_DISCARDED + directory.name)
-    if doomed.exists():
-        shutil.rmtree(doomed)
-    directory.rename(doomed)
-    _sync(directory.parent)
-    shutil.rmtree(doomed)
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    """Readers see the old content or the new, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _marker_fault(path: Path, iteration: int | None) -> str | None:

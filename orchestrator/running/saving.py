@@ -25,7 +25,7 @@ from orchestrator.running.gangs import Gangs
 from orchestrator.running.run_dir import RunDir
 from orchestrator.train_group import TrainGroup
 from orchestrator.waiting import WorkerFailed
-from state import checkpoints
+from state import saves
 from state.gang import Quorum
 
 
@@ -73,10 +73,10 @@ class Saving:
         probe = gang.probe()
         name = "save" if of_actor else f"save-{gang.role}"
         quorum = gang.agree(f"{name}-{self._run_dir.incarnation}-{rollout_id}", with_kept=True)
-        directory = checkpoints.begin(root, rollout_id)
+        directory = saves.begin(root, rollout_id)
         if of_actor:
-            checkpoints.write_data(directory, data)
-        checkpoints.write_probe(directory, probe)
+            saves.write_data(directory, data)
+        saves.write_probe(directory, probe)
         gang.save(quorum, str(directory), background=background)
         return _Part(gang, root, directory, quorum)
 
@@ -85,11 +85,11 @@ class Saving:
             for part in parts:
                 part.gang.finish_save(part.quorum.publish_id)
         for part in parts:
-            checkpoints.commit(part.root, rollout_id, self._full_marker(part.quorum, rollout_id), keep=None)
+            saves.commit(part.root, rollout_id, self._full_marker(part.quorum, rollout_id), keep=None)
             self._record("save", part.quorum, rollout_id, part.directory)
         keep, protect = self._config.checkpoint.keep, resuming.protected(self._config)
         for part in parts:
-            checkpoints.retain(part.root, keep, protect)
+            saves.retain(part.root, keep, protect)
 
     def check(self) -> dict[str, float]:
         """What was measured of a save in the background that has ended. Raises what it failed of; never waits."""
@@ -111,9 +111,9 @@ class Saving:
         began = time.perf_counter()
         target = exporting.directory(self._config, rollout_id)
         quorum = self._gangs.actor.agree(f"export-{self._run_dir.incarnation}-{rollout_id}")
-        partial = checkpoints.begin_export(target)
+        partial = saves.begin_export(target)
         self._gangs.actor.export(quorum, str(partial))
-        checkpoints.commit_export(partial, target, self._marker(quorum, rollout_id))
+        saves.commit_export(partial, target, self._marker(quorum, rollout_id))
         self._record("save", quorum, rollout_id, target)
         return {"perf/export_s": time.perf_counter() - began}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.config import Config
 from orchestrator.resume.fingerprints import fingerprints
-from state import checkpoints
+from state import saves
 
 CURSOR = {"fingerprint": "f00d", "position": 0, "epoch": 0, "next_group_id": 0, "left_out": 0}
 DATA: dict[str, Any] = {"cursor": CURSOR, "waiting": []}
@@ -25,8 +25,8 @@ def marker(config: Config) -> dict[str, Any]:
 
 def saved(root: Path, iteration: int, config: Config, **changes: Any) -> Path:
     """A complete checkpoint of a run with `config`. `changes` to its marker; None: without that field."""
-    directory = checkpoints.begin(root, iteration)
-    checkpoints.write_data(directory, DATA)
+    directory = saves.begin(root, iteration)
+    saves.write_data(directory, DATA)
     said = {key: value for key, value in (marker(config) | changes).items() if value is not None}
-    checkpoints.commit(root, iteration, said, None)
+    saves.commit(root, iteration, said, None)
     return directory

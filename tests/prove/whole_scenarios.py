@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.config import Config
 from orchestrator.resume import continuity, resuming
 from orchestrator.resume.slot_plan import auxiliary
-from state import checkpoints
+from state import saves
 from state.checkpoints import Inventory
 from state.continuity import Probe
 from state.resume import LoadSpec, ResumeRequest, plan_resume
@@ -66,11 +66,11 @@ def resumed(directory: Path, second: Callable[[Config, Any], ToyRun]) -> None:
     first = ToyRun(directory, kept=CHANGING)
     ended(first, first.begin, lambda: first.rollouts(2, save_after=(1,)))
     saved = next(entry for entry in first.driver.recent() if entry["kind"] == "save")
-    root = checkpoints.begin(directory / "checkpoints", 1)
-    checkpoints.write_data(root, DATA)
-    checkpoints.write_probe(root, PROBE)
+    root = saves.begin(directory / "checkpoints", 1)
+    saves.write_data(root, DATA)
+    saves.write_probe(root, PROBE)
     held = {"digest": saved["digest"], "slots": saved["slots"], "dtype": "float32"}
-    checkpoints.commit(directory / "checkpoints", 1, marker(with_flags(directory)) | held, None)
+    saves.commit(directory / "checkpoints", 1, marker(with_flags(directory)) | held, None)
     flags = ("--checkpoint.load", str(directory / "checkpoints"), "--ref.update_interval", "2")
     flags += ("--loop.mode", "async", "--algorithm.old_logprobs", "old_actor", "--model.dtype", "float32")
     config = with_flags(directory, *flags)

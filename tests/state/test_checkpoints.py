@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state import checkpoints
-from state.checkpoints import Incomplete, Inventory, begin, commit, inspect, iteration_dir, surplus
+from state import checkpoints, saves
+from state.checkpoints import Incomplete, Inventory, inspect, iteration_dir
 from state.errors import CheckpointError, ResumeError
+from state.saves import begin, commit, surplus
 
 
 class Killed(BaseException):
@@ -29,7 +30,7 @@ def torch_dist(directory: Path) -> None:
 def save(root: Path, iteration: int, keep: int | None = None) -> Path:
     directory = begin(root, iteration)
     torch_dist(directory)
-    checkpoints.write_data(directory, {"cursor": iteration})
+    saves.write_data(directory, {"cursor": iteration})
     commit(root, iteration, {"iteration": iteration}, keep)
     return directory
 
@@ -103,14 +104,14 @@ def test_a_kill_at_any_rename_leaves_a_tracker_that_names_a_complete_iteration(
 ) -> None:
     save(tmp_path, 4)
     left = iter(range(renames_before_the_kill))
-    real = checkpoints.os.replace
+    real = saves.os.replace
 
     def replace_or_die(source: Path, target: Path) -> None:
         if next(left, None) is None:
             raise Killed
         real(source, target)
 
-    monkeypatch.setattr(checkpoints.os, "replace", replace_or_die)
+    monkeypatch.setattr(saves.os, "replace", replace_or_die)
     try:
         save(tmp_path, 5, keep=1)
         died = False
@@ -130,14 +131,14 @@ def test_marker_comes_before_tracker_and_tracker_before_retention(
     directory = begin(tmp_path, 2)
     torch_dist(directory)
     seen: list[str] = []
-    real = checkpoints._sync
+    real = saves._sync
 
     def record(path: Path) -> None:
         names = [p.name for p in tmp_path.iterdir() if p.name.startswith("iter_")]
         seen.append(f"{(directory / checkpoints.MARKER).exists()} {tracker(tmp_path)} {len(names)}")
         real(path)
 
-    monkeypatch.setattr(checkpoints, "_sync", record)
+    monkeypatch.setattr(saves, "_sync", record)
     commit(tmp_path, 2, {}, keep=1)
     assert list(dict.fromkeys(seen)) == ["False 1 2", "True 1 2", "True 2 2", "True 2 1"]
 
@@ -146,8 +147,8 @@ def test_data_files_are_flushed_before_the_marker_is_written(tmp_path: Path, mon
     directory = begin(tmp_path, 2)
     torch_dist(directory)
     flushed: list[str] = []
-    monkeypatch.setattr(checkpoints, "_sync", lambda path: flushed.append(path.name))
-    monkeypatch.setattr(checkpoints.os, "replace", lambda *_: (_ for _ in ()).throw(Killed))
+    monkeypatch.setattr(saves, "_sync", lambda path: flushed.append(path.name))
+    monkeypatch.setattr(saves.os, "replace", lambda *_: (_ for _ in ()).throw(Killed))
     with pytest.raises(Killed):
         commit(tmp_path, 2, {}, None)
     assert {"__0_0.distcp", ".metadata", "metadata.json", "iter_0000002"} <= set(flushed)
@@ -169,7 +170,7 @@ def test_a_half_deleted_leftover_never_passes_for_a_checkpoint(tmp_path: Path, m
         (path / checkpoints.INCOMPLETE).unlink()
         raise Killed
 
-    monkeypatch.setattr(checkpoints.shutil, "rmtree", die)
+    monkeypatch.setattr(saves.shutil, "rmtree", die)
     with pytest.raises(Killed):
         begin(tmp_path, 4)
     monkeypatch.undo()
@@ -186,7 +187,7 @@ def test_what_others_wrote_is_never_replaced(tmp_path: Path) -> None:
     for refused in (
         lambda: begin(tmp_path, 7),
         lambda: begin(tmp_path, 8),
-        lambda: checkpoints.begin_release(tmp_path),
+        lambda: saves.begin_release(tmp_path),
     ):
         with pytest.raises(CheckpointError, match="not written by Slotwise"):
             refused()
@@ -194,12 +195,12 @@ def test_what_others_wrote_is_never_replaced(tmp_path: Path) -> None:
 
 
 def test_release_weights_are_begun_and_committed_like_an_iteration(tmp_path: Path) -> None:
-    torch_dist(checkpoints.begin_release(tmp_path))
+    torch_dist(saves.begin_release(tmp_path))
     assert not inspect(tmp_path).has_release
-    checkpoints.commit_release(tmp_path, {"from": "hf"})
+    saves.commit_release(tmp_path, {"from": "hf"})
     assert inspect(tmp_path).has_release
     assert tracker(tmp_path) == "release"
-    checkpoints.begin_release(tmp_path)
+    saves.begin_release(tmp_path)
     assert inspect(tmp_path).tracker is None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from state import checkpoints
+from state import checkpoints, saves
 from state.resume import LoadSpec, ResumePlan, ResumeRequest, plan_resume
 from tests.state.kill_points import killed_at_every_change
 
@@ -17,17 +17,17 @@ PARTS = ("__0_0.distcp", "__1_0.distcp", ".metadata", "metadata.json")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flushing guards against power cuts; a kill leaves what the kernel has."""
-    monkeypatch.setattr(checkpoints.os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(saves.os, "fsync", lambda descriptor: None)
 
 
 def save(root: Path, iteration: int, keep: int | None) -> None:
     """As a run does it; the weights in several files."""
-    directory = checkpoints.begin(root, iteration)
-    checkpoints.write_data(directory, {"cursor": iteration})
+    directory = saves.begin(root, iteration)
+    saves.write_data(directory, {"cursor": iteration})
     for part in PARTS:
         with (directory / part).open("w") as file:
             json.dump({"part": part, "of": iteration}, file)
-    checkpoints.commit(root, iteration, {"iteration": iteration}, keep)
+    saves.commit(root, iteration, {"iteration": iteration}, keep)
 
 
 def plan(root: Path) -> ResumePlan:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import torch
 
-from state import checkpoints
+from state import checkpoints, saves
 from state.continuity import Probe
 from state.gang import ActorPermit, Quorum, mint_permit
 from state.resume import LoadSpec, ResumeRequest, plan_resume
@@ -177,14 +177,14 @@ def killed_while_saving(place: Place, setting: Setting, root: Path, victim: int,
                 if place.rank == victim:
                     die_before_change(kill_at)
             if place.rank == 0:
-                checkpoints.begin(root, iteration)
+                saves.begin(root, iteration)
             torch.distributed.barrier()
             path = checkpoints.iteration_dir(root, iteration)
             checkpoint.save_state(path, model, optimizer, permit=permit_to("save"))
             torch.distributed.barrier()
             if place.rank == 0:
-                checkpoints.write_data(path, {})
-                checkpoints.commit(root, iteration, {}, keep=1)
+                saves.write_data(path, {})
+                saves.commit(root, iteration, {}, keep=1)
 
 
 def load_what_there_is(place: Place, setting: Setting, roots: Sequence[Path]) -> list[tuple[int | None, bool]]:

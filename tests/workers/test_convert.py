@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from orchestrator.cli import main
-from state import checkpoints
+from state import checkpoints, saves
 from state.digest import digest_tensor
 from state.errors import ResumeError
 from tests.workers.gang_processes import Place, run_gang
@@ -142,7 +142,7 @@ def test_a_dtype_that_would_lose_bits_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_critics_checkpoint_is_no_language_model(tmp_path: Path) -> None:
-    checkpoints.begin(tmp_path / "ckpt", 3)
-    checkpoints.commit(tmp_path / "ckpt", 3, {"role": "critic"}, None)
+    saves.begin(tmp_path / "ckpt", 3)
+    saves.commit(tmp_path / "ckpt", 3, {"role": "critic"}, None)
     with pytest.raises(ResumeError, match="iter_0000003 is of a critic, which is no language model"):
         convert(tmp_path / "ckpt", tmp_path / "out")

@@ -1,7 +1,7 @@
 """Native checkpoints: Megatron's `torch_dist` format, which any layout can load.
 
 Every rank of the gang calls these together, inside `cpu.redirect`. A directory exists and is empty before a save; that
-it became whole is for its caller to mark (`state/checkpoints.py`).
+it became whole is for its caller to mark (`state/saves.py`).
 """
 
 from __future__ import annotations

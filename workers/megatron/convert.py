@@ -14,7 +14,7 @@ from pathlib import Path
 
 from megatron.core.models.gpt import GPTModel
 
-from state import checkpoints
+from state import checkpoints, saves
 from state.digest import digest_pieces, dtype_name
 from state.errors import ResumeError
 from state.slots import Slot
@@ -52,11 +52,11 @@ def to_native(hf_dir: Path, root: Path) -> Path:
     with _one_rank(model) as gpt:
         weights = GptWeights(gpt)
         load_huggingface(weights, hf_dir)
-        target = checkpoints.begin_release(root)
+        target = saves.begin_release(root)
         checkpoint.save_weights(target, gpt)
         describe(weights.hf_config, model.dtype, target / HUGGINGFACE, files_from=hf_dir)
         digest = digest_pieces(weights.pieces()).summary
-        checkpoints.commit_release(root, {"provenance": str(hf_dir), "dtype": model.dtype, "digest": digest})
+        saves.commit_release(root, {"provenance": str(hf_dir), "dtype": model.dtype, "digest": digest})
     return target
 
 

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.config import Config
 from orchestrator.exit_codes import ExitCode, exit_code
 from orchestrator.resume.continuity import ContinuityBroken, Expected, confirm, expected
-from state import checkpoints
+from state import checkpoints, saves
 from state.continuity import Probe
 from state.resume import LoadSpec, ResumePlan, ResumeRequest, plan_resume
 from tests.orchestrator.saved_checkpoint import DATA
@@ -30,12 +30,12 @@ def held(digest: str = "abcd", **kept: str) -> Any:
 
 
 def saved(root: Path, probe: Probe | None = PROBE) -> Path:
-    directory = checkpoints.begin(root, 4)
-    checkpoints.write_data(directory, DATA)
+    directory = saves.begin(root, 4)
+    saves.write_data(directory, DATA)
     if probe is not None:
-        checkpoints.write_probe(directory, probe)
+        saves.write_probe(directory, probe)
     slots = [{"slot": name.split("@")[0], "version": 4, "digest": digest} for name, digest in KEPT.items()]
-    checkpoints.commit(root, 4, {"digest": "abcd", "dtype": "float32", "slots": slots}, None)
+    saves.commit(root, 4, {"digest": "abcd", "dtype": "float32", "slots": slots}, None)
     return directory
 
 

@@ -11,7 +11,7 @@ from orchestrator.config import Config
 from orchestrator.resume import resuming
 from orchestrator.resume.continuity import expected
 from orchestrator.resume.fingerprints import fingerprints
-from state import checkpoints
+from state import checkpoints, saves
 from state.errors import ResumeError
 from state.resume import CriticLoad, LoadSpec
 from tests.orchestrator.valid_config import with_flags
@@ -28,12 +28,12 @@ def config(root: Path, *flags: str) -> Config:
 
 def saved(root: Path, config: Config, role: str, *iterations: int, incarnation: int = 1) -> None:
     for iteration in iterations:
-        directory = checkpoints.begin(root, iteration)
+        directory = saves.begin(root, iteration)
         if role == "actor":
-            checkpoints.write_data(directory, DATA)
+            saves.write_data(directory, DATA)
         marker: dict[str, Any] = {"role": role, "incarnation": incarnation, "digest": role, "slots": []}
         marker |= {"dtype": config.model.dtype, "fingerprint": fingerprints(config)}
-        checkpoints.commit(root, iteration, marker, None)
+        saves.commit(root, iteration, marker, None)
 
 
 def of_critic(path: Path, iteration: int, *, optimizer: bool = True) -> CriticLoad:
@@ -81,8 +81,8 @@ def test_without_the_critics_newest_both_go_back_and_the_warning_names_both(tmp_
 def test_a_critics_checkpoint_says_what_it_is_or_is_accepted_as_it_is(tmp_path: Path) -> None:
     asked = config(tmp_path)
     saved(tmp_path / "ckpt", asked, "actor", 0)
-    checkpoints.begin(tmp_path / "ckpt-critic", 0)
-    checkpoints.commit(tmp_path / "ckpt-critic", 0, {"role": "critic", "incarnation": 1}, None)
+    saves.begin(tmp_path / "ckpt-critic", 0)
+    saves.commit(tmp_path / "ckpt-critic", 0, {"role": "critic", "incarnation": 1}, None)
     with pytest.raises(ResumeError, match=r"ckpt-critic/iter_0000000/slotwise.json does not say which model"):
         resuming.plan(asked)
     accepted = resuming.plan(config(tmp_path, "--checkpoint.allow_mismatch", "model", "continuity"))
@@ -141,7 +141,7 @@ def test_the_critics_own_load_and_step_never_apply_to_the_actor_nor_the_reverse(
 def test_a_critics_checkpoint_is_never_an_actors(tmp_path: Path, option: str) -> None:
     asked = config(tmp_path, "--algorithm.kl_coef", "0.1", option, str(tmp_path / "critic"))
     saved(tmp_path / "critic", asked, "critic", 3)
-    checkpoints.write_data(checkpoints.iteration_dir(tmp_path / "critic", 3), DATA)
+    saves.write_data(checkpoints.iteration_dir(tmp_path / "critic", 3), DATA)
     with pytest.raises(ResumeError, match=f"{option[2:]}: .* is of a critic"):
         (resuming.plan if option == "--checkpoint.load" else resuming.plan_ref)(asked)
 

@@ -22,7 +22,7 @@ from orchestrator.resume import resuming
 from orchestrator.resume.data_state import StoredCursor, StoredRollout, StoredSample
 from orchestrator.rollouts.buffer import Rollout, rollout_to_json
 from orchestrator.running.run_dir import RunDir
-from state import checkpoints
+from state import checkpoints, saves
 from state.continuity import Probe
 from state.errors import ResumeError
 from state.journal import Journal
@@ -134,7 +134,7 @@ def test_a_damaged_file_of_a_checkpoint_ends_with_three_and_is_named(
     config: Config, tmp_path: Path, ended: Callable[..., tuple[int, str]], name: str, content: bytes
 ) -> None:
     directory = saved(tmp_path / "ckpt", 4, config)
-    checkpoints.write_probe(directory, PROBE)
+    saves.write_probe(directory, PROBE)
     flags = ("train", "valid.yaml", "--checkpoint.load", "ckpt", "--dry-run")
     (directory / "data.json").write_bytes(waiting())
     assert ended(*flags)[0] == ExitCode.DONE

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.resume.data_state import read, refuse_impossible
-from state import checkpoints
+from state import saves
 from state.errors import ResumeError
 from tests.orchestrator.saved_checkpoint import CURSOR, DATA, SAMPLE
 
@@ -24,7 +24,7 @@ def holding(*groups: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def test_what_a_run_makes_is_taken(tmp_path: Path) -> None:
     state = holding(GROUP, unfinished=[CURSOR | {"next_group_id": 4}])
-    checkpoints.write_data(tmp_path, state)
+    saves.write_data(tmp_path, state)
     assert read(tmp_path) == state
     refuse_impossible(state, 5, 10, tmp_path)
     refuse_impossible(state, 5, None, tmp_path)
@@ -48,7 +48,7 @@ def test_what_a_run_makes_is_taken(tmp_path: Path) -> None:
     ],
 )
 def test_what_contradicts_itself_is_refused(tmp_path: Path, state: dict[str, Any], said: str) -> None:
-    checkpoints.write_data(tmp_path, state)
+    saves.write_data(tmp_path, state)
     with pytest.raises(ResumeError, match=rf"data\.json .*{said}.*checkpoint\.ckpt_step"):
         read(tmp_path)
 

@@ -15,7 +15,7 @@ from orchestrator.rewards.scoring import Judged
 from orchestrator.rollouts.buffer import Rollout, RolloutBuffer
 from orchestrator.rollouts.group_work import Group
 from orchestrator.rollouts.stream_state import Begun, Finished, StreamState
-from state import checkpoints
+from state import checkpoints, saves
 from state.errors import ResumeError
 from state.slots import WeightId
 from tests.orchestrator.saved_checkpoint import CURSOR, marker
@@ -32,10 +32,10 @@ def saved(root: Path, iteration: int, slots: list[tuple[str, int]], waiting: tup
     for index, version in enumerate(waiting):
         sample = Sample(0, index, (1,), (2,), (-0.5,), (1,), (WeightId(1, version),), 0, "stop", 1.0)
         buffer.add(Rollout(iteration + 1 + index, (sample,), CURSOR))
-    directory = checkpoints.begin(root, iteration)
-    checkpoints.write_data(directory, buffer.state())
+    directory = saves.begin(root, iteration)
+    saves.write_data(directory, buffer.state())
     held = [{"slot": slot, "version": version, "digest": "d"} for slot, version in slots]
-    checkpoints.commit(root, iteration, marker(with_flags(root.parent)) | {"slots": held}, None)
+    saves.commit(root, iteration, marker(with_flags(root.parent)) | {"slots": held}, None)
 
 
 def planned(tmp_path: Path, *flags: str) -> dict[str, tuple[str, int | None, str | None]]:
@@ -118,7 +118,7 @@ def wait_in_groups(root: Path, iteration: int, *versions: int) -> None:
     sample = Sample(0, 0, (1,), (2,), (-0.5,), (1,), tuple(WeightId(1, v) for v in versions), 0, "stop", 1.0)
     group = Group(Prompt(0, (1,), ""), (sample,), (Judged(1.0),), (), 0, False, 0.0)
     state = StreamState(CURSOR, (Finished(Begun(CURSOR), group),), (Begun(CURSOR | {"next_group_id": 1}),))
-    checkpoints.write_data(checkpoints.iteration_dir(root, iteration), state.to_json())
+    saves.write_data(checkpoints.iteration_dir(root, iteration), state.to_json())
 
 
 def test_groups_that_wait_need_the_same_loop_and_the_weights_that_generated_them(tmp_path: Path) -> None:

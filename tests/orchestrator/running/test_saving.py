@@ -14,7 +14,7 @@ from orchestrator.running.live_run import LiveRun
 from orchestrator.running.run_dir import RunDir
 from orchestrator.running.saving import Saving
 from orchestrator.waiting import WorkerFailed
-from state import checkpoints
+from state import checkpoints, saves
 from state.continuity import Probe
 from state.journal import Journal
 from state.slots import Slot, WeightId
@@ -215,14 +215,14 @@ def test_killed_between_the_two_the_run_continues_from_what_both_have(
     run.gang.on_disk.set()
     run.critic.on_disk.set()
     save_whole(run, 0)
-    commit = checkpoints.commit
+    commit = saves.commit
 
     def killed(root: Path, *arguments: Any, **options: Any) -> None:
         if root == run.root:
             raise SystemExit("killed before the actor's commit")
         commit(root, *arguments, **options)
 
-    monkeypatch.setattr(checkpoints, "commit", killed)
+    monkeypatch.setattr(saves, "commit", killed)
     with pytest.raises(SystemExit):
         save_whole(run, 1)
     assert standing(run.root) == ("0\n", (0,))

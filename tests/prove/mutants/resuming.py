@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.prove.mutant import T_CHECKPOINTS, T_PLAN, T_RESUME, Trace, mutant
 
-CHECKPOINTS = "state/checkpoints.py"
+SAVES = "state/saves.py"
 ON_DISK = "directories of checkpoints are on disk, not in journals"
 
 MUTANTS = (
@@ -58,8 +58,8 @@ MUTANTS = (
     mutant(
         "retention deletes what the tracker names",
         "I11",
-        (CHECKPOINTS, "if n != named and n not in protect", "if n not in protect"),
-        (CHECKPOINTS, "[n for n in inventory.ours if n <= named]", "[*inventory.ours]"),
+        (SAVES, "if n != named and n not in protect", "if n not in protect"),
+        (SAVES, "[n for n in inventory.ours if n <= named]", "[*inventory.ours]"),
         killers=(f"{T_CHECKPOINTS}::test_retention_never_removes_the_named_the_protected_or_the_foreign",),
         trace=ON_DISK,
     ),
@@ -67,7 +67,7 @@ MUTANTS = (
         "the tracker moves before the marker is there",
         "I11",
         (
-            CHECKPOINTS,
+            SAVES,
             '    _commit(iteration_dir(root, iteration), {**marker, "iteration": iteration})\n',
             '    _write_atomically(Path(root) / TRACKER, f"{iteration}\\n".encode())\n'
             '    _commit(iteration_dir(root, iteration), {**marker, "iteration": iteration})\n',
