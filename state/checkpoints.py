@@ -61,6 +61,10 @@ class Marker(Stored):
     dtype: str | None = None
     slots: list[MarkedSlot] | None = None
     fingerprint: dict[str, str] | None = None
+    critic: str | None = None
+    """Of an actor: the digest of the critic that was saved with it; None: it has none."""
+    actor: str | None = None
+    """Of a critic: the directory that the actor which it was saved with is saved to."""
 
 
 @dataclass(frozen=True, slots=True)

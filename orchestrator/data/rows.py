@@ -36,6 +36,10 @@ class Rows(Protocol):
 
     def row(self, index: int) -> Row: ...
 
+    def where(self, index: int) -> str:
+        """For people: the place of a row."""
+        ...
+
 
 def open_rows(config: DataConfig, seed: int) -> Rows:
     """Raises `DataError` for data that cannot be read, naming the file and, in it, the line or row."""
@@ -52,7 +56,7 @@ class GeneratedRows:
 
     def __init__(self, name: str, seed: int) -> None:
         self._generator: Generator = resolve_generator(name)
-        self._seed = seed
+        self._name, self._seed = name, seed
         self.fingerprint = f"{name}/{seed}"
 
     @property
@@ -61,6 +65,9 @@ class GeneratedRows:
 
     def row(self, index: int) -> Row:
         return self._generator(self._seed, index)
+
+    def where(self, index: int) -> str:
+        return f"row {index} of {self._name} (seed {self._seed})"
 
 
 class StoredRows:
@@ -91,6 +98,9 @@ class StoredRows:
 
     def row(self, index: int) -> Row:
         return self._row(self._selected[index])
+
+    def where(self, index: int) -> str:
+        return self._table.where(self._selected[index])
 
     def _row(self, index: int) -> Row:
         return _as_row(self._table.value(index), self._table.where(index), self._input_key, self._label_key)

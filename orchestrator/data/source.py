@@ -13,8 +13,9 @@ from orchestrator.config import DataConfig
 from orchestrator.data.context import USUAL_PROMPT
 from orchestrator.data.generators import Row
 from orchestrator.data.rows import DataError, open_rows
-from orchestrator.data.tokenizer import encode_prompt, tokenizer_fingerprint
+from orchestrator.data.tokenizer import TokenizerError, encode_prompt, tokenizer_fingerprint
 from state.errors import ResumeError
+from state.stored import shown
 from workers.batch import Prompt
 
 if TYPE_CHECKING:
@@ -149,7 +150,13 @@ class DataSource:
     def _encoded(self, index: int) -> tuple[Row, str, tuple[int, ...]] | None:
         """Row `index` with its text and token ids; None when it is left out."""
         row = self._rows.row(index)
-        text, ids = encode_prompt(self._tokenizer, row.prompt, apply_chat_template=self._config.apply_chat_template)
+        try:
+            text, ids = encode_prompt(self._tokenizer, row.prompt, apply_chat_template=self._config.apply_chat_template)
+        except TokenizerError:
+            raise
+        except Exception as error:  # a tokenizer or a chat template raises what it likes
+            what = f"the tokenizer cannot encode {shown(row.prompt)}: {error or type(error).__name__}"
+            raise DataError(f"{self._rows.where(index)}: {what}") from error
         return (row, text, ids) if 0 < len(ids) <= self._limit else None
 
     def _index(self, at: Cursor) -> int:

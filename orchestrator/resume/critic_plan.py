@@ -12,7 +12,7 @@ from state import checkpoints
 from state.checkpoints import Inventory
 from state.errors import ResumeError
 from state.resume import CriticLoad, LoadSpec, ResumePlan, plan_slot_load
-from state.resume_pair import Saves, pair
+from state.resume_pair import Saves, pair, pairs
 from state.slots import Slot
 
 BESIDE = "-critic"
@@ -43,12 +43,17 @@ def with_critic(config: Config, made: ResumePlan, own: Path | None, replan: Call
         assert saves is not None
         both = _together(config, made, checkpoints.inspect(saves), replan)
         began = config.critic.load is not None and Path(config.critic.load).absolute() != saves
-        return replace(both, reason=f"{both.reason}; critic.load is where its critic began") if began else both
+        return replace(both, reason=f"{both.reason}; critic.load is for its first start") if began else both
     if config.critic.load is None:
         return _together(config, made, checkpoints.inspect(_beside(root)), replan)
     given = _inspect_given(config.critic.load)
     if _is_policy(given):
         return replace(made, critic=_given(config, given))
+    if given.ours and not given.critics:
+        raise ResumeError(
+            f"critic.load: {given.path} holds an actor's iterations and no critic's. Leave it out to continue with the "
+            f"critic that was saved with the actor ({_beside(root)}), or name where a critic was saved"
+        )
     if config.critic.ckpt_step not in (None, made.iteration):
         raise ResumeError(
             f"the actor continues from iteration {made.iteration} of {root}, and critic.ckpt_step asks for iteration "
@@ -81,6 +86,7 @@ def _require_room(saves: Path | None, actor: Path | None) -> None:
         return
     there = checkpoints.inspect(saves)
     held = [f"iteration {n}, which is of an actor" for n in there.ours if n not in there.critics]
+    held += _of_others(there, actor)
     held += [f"iteration {n}, which is Megatron's own" for n in there.megatron]
     held += ["a converted checkpoint"] if there.has_release else []
     held += [f"{name}, which is no checkpoint of ours" for name in there.foreign]
@@ -92,6 +98,19 @@ def _require_room(saves: Path | None, actor: Path | None) -> None:
             f"critic.save: {saves} holds {held[0]}{more}; the critic would write over it. Name a directory of its own, "
             "or leave critic.save out"
         )
+
+
+def _of_others(there: Inventory, actor: Path) -> list[str]:
+    """In words, the critics in `there` that were not saved with `actor`; none where one of them was: a directory that
+    was copied or moved is its run's still."""
+    if pairs(_saves(checkpoints.inspect(actor), Slot.ACTOR), _saves(there, Slot.CRITIC)):
+        return []
+    saved_with = {n: checkpoints.read_marker(checkpoints.iteration_dir(there.path, n)).actor for n in there.critics}
+    return [
+        f"iteration {n} of the critic of another run ({root or 'it does not say which'})"
+        for n, root in saved_with.items()
+        if root != str(actor)
+    ]
 
 
 def _left_behind(made: ResumePlan, saves: Path | None) -> tuple[str, ...]:
@@ -146,18 +165,19 @@ def _saves(inventory: Inventory, role: Slot, option: str = "") -> Saves:
     """What `role` can continue from. The actor needs its data cursor for that, too."""
     of_critic = role is Slot.CRITIC
     usable = [n for n in inventory.ours if (n in inventory.critics) is of_critic and n not in inventory.without_data]
-    incarnations: dict[int, int | None] = dict.fromkeys(() if of_critic else inventory.megatron)
-    for iteration in usable:
-        directory = checkpoints.iteration_dir(inventory.path, iteration)
-        incarnations[iteration] = checkpoints.read_marker(directory).incarnation
+    markers = {n: checkpoints.read_marker(checkpoints.iteration_dir(inventory.path, n)) for n in usable}
+    alone = [n for n, marker in markers.items() if not of_critic and marker.critic is None]
+    critics: dict[int, str | None] = dict.fromkeys(() if of_critic else inventory.megatron)
+    critics |= {n: m.digest if of_critic else m.critic for n, m in markers.items() if n not in alone}
     others = "an actor's" if of_critic else "a critic's"
     otherwise = [] if inventory.exists else ["it does not exist"]
     otherwise += [f"iteration {n} is {others}" for n in inventory.ours if (n in inventory.critics) is not of_critic][
         -1:
     ]
+    otherwise += [f"iteration {n} was saved without a critic" for n in alone][-1:]
     otherwise += [f"iteration {n} has no data cursor" for n in inventory.without_data][-1:]
     otherwise += [str(one) for one in inventory.incomplete][-1:]
-    return Saves(role, f"{option}{inventory.path}", incarnations, "; ".join(otherwise))
+    return Saves(role, f"{option}{inventory.path}", critics, "; ".join(otherwise))
 
 
 def _what(plan: ResumePlan) -> str:

@@ -67,7 +67,13 @@ def _plan_actor(config: Config, ckpt_step: int | None) -> ResumePlan:
         start_rollout_id=config.loop.start_rollout_id,
     )
     made = _of_the_same(config, plan_resume(request, inventory), inventory)
-    return replace(made, reason=f"{made.reason}; checkpoint.load is where this run began") if begun else made
+    if made.source == "native" and not made.load_optimizer and is_saved_over(config, made.path):
+        raise ResumeError(
+            f"checkpoint.weights_only begins anew at rollout 0 from {made.load}, and this run would save over what is "
+            f"there. Keep checkpoint.load {made.path}, and name another checkpoint.save"
+        )
+    unused = f"; checkpoint.load is for its first start, and {saved} holds saves already"
+    return replace(made, reason=made.reason + unused) if begun else made
 
 
 def plan_ref(config: Config) -> LoadSpec | None:

@@ -1,4 +1,4 @@
-"""One driver at a time in the directory of a run, and in the one that it saves checkpoints to.
+"""One driver at a time in the directory of a run, and in those that it saves checkpoints to.
 
 A lock of the operating system: it ends with the process that holds it, however that ends.
 """
@@ -27,7 +27,11 @@ _LATEST = 1e11
 @contextmanager
 def alone(config: Config) -> Iterator[None]:
     """Raises `ConfigError` when another driver is at work in a directory that this one would write to."""
-    directories = {"run.dir": resuming.run_dir(config), "checkpoint.save": resuming.save_root(config)}
+    directories = {
+        "run.dir": resuming.run_dir(config),
+        "checkpoint.save": resuming.save_root(config),
+        "critic.save": resuming.critic_save_root(config),
+    }
     with ExitStack() as held:
         for option, directory in directories.items():
             if directory is not None:

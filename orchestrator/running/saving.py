@@ -27,6 +27,7 @@ from orchestrator.train_group import TrainGroup
 from orchestrator.waiting import WorkerFailed
 from state import saves
 from state.gang import Quorum
+from state.slots import Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ class Saving:
             for part in parts:
                 part.gang.finish_save(part.quorum.publish_id)
         for part in parts:
-            saves.commit(part.root, rollout_id, self._full_marker(part.quorum, rollout_id), keep=None)
+            marker = self._full_marker(part.quorum, rollout_id) | _partner(part, parts)
+            saves.commit(part.root, rollout_id, marker, keep=None)
             self._record("save", part.quorum, rollout_id, part.directory)
         keep, protect = self._config.checkpoint.keep, resuming.protected(self._config)
         for part in parts:
@@ -186,6 +188,16 @@ class InBackground:
         except BaseException as error:
             self._error = error
         self.seconds = time.perf_counter() - began
+
+
+def _partner(part: _Part, parts: Sequence[_Part]) -> dict[str, Any]:
+    """What names, in a marker, the other role that was saved with this one."""
+    others = {other.quorum.role: other for other in parts if other is not part}
+    if critic := others.get(Slot.CRITIC):
+        return {"critic": critic.quorum.digest}
+    if actor := others.get(Slot.ACTOR):
+        return {"actor": str(actor.root)}
+    return {}
 
 
 def _kept(quorum: Quorum) -> list[dict[str, Any]]:

@@ -231,7 +231,19 @@ def test_a_run_that_began_elsewhere_continues_from_what_it_saved(
         found = (Path(plan["path"]).name, plan["iteration"], plan["start_rollout_id"], plan["load_optimizer"])
         assert found == expected
     assert main(["train", config, *began, "--dry-run"]) == ExitCode.DONE
-    assert "checkpoint.load is where this run began" in capsys.readouterr().out
+    assert "checkpoint.load is for its first start" in capsys.readouterr().out
+
+
+def test_nobody_begins_anew_over_what_they_begin_with(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint(tmp_path / "ours", 3)
+    again = ("--checkpoint.save", "ours", "--checkpoint.weights_only", "--dry-run")
+    assert main(["train", config, *again]) == ExitCode.DONE  # nothing is saved
+    assert main(["train", config, *again, "--checkpoint.save_interval", "1"]) == ExitCode.RESUME
+    assert f"Keep checkpoint.load {tmp_path}/ours, and name another checkpoint.save" in capsys.readouterr().err
+    instead = ("--checkpoint.load", "ours", "--checkpoint.save", "new", "--checkpoint.weights_only", "--dry-run")
+    assert main(["train", config, *instead, "--checkpoint.save_interval", "1"]) == ExitCode.DONE
 
 
 def test_the_steps_of_actor_and_reference_do_not_mix(

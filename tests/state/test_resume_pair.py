@@ -8,12 +8,12 @@ from state.errors import ResumeError
 from state.resume_pair import Pair, Saves, pair
 
 
-def actor(*iterations: int, start: int | None = 1) -> Saves:
-    return Saves("actor", "A", dict.fromkeys(iterations, start))
+def actor(*iterations: int, digest: str | None = "c") -> Saves:
+    return Saves("actor", "A", dict.fromkeys(iterations, digest))
 
 
-def critic(*iterations: int, start: int | None = 1) -> Saves:
-    return Saves("critic", "C", dict.fromkeys(iterations, start))
+def critic(*iterations: int, digest: str | None = "c") -> Saves:
+    return Saves("critic", "C", dict.fromkeys(iterations, digest))
 
 
 @pytest.mark.parametrize("must", [False, True])
@@ -52,7 +52,11 @@ def test_where_it_must_be_the_newest_that_is_an_error_with_what_would_work() -> 
 def test_nothing_in_common_is_an_error_that_names_both(must: bool, others: tuple[int, ...]) -> None:
     with pytest.raises(ResumeError) as raised:
         pair(3, actor(1, 2, 3), critic(*others), must=must)
-    for words in ("in A is iteration 3", f"in C is {f'iteration {max(others)}' if others else 'none'}", "weights_only"):
+    for words in (
+        "in A is iteration 3",
+        f"in C is {f'iteration {max(others)}' if others else 'none'}",
+        "weights_only, checkpoint.load A, and",
+    ):
         assert words in str(raised.value)
 
 
@@ -70,14 +74,14 @@ def test_what_else_stands_there_is_said() -> None:
         pair(3, actor(3), damaged, must=False)
 
 
-def test_iterations_of_two_branches_of_a_run_are_no_pair() -> None:
-    was, goes_on = Saves("actor", "A", {2: 1, 3: 1}), Saves("critic", "C", {2: 1, 3: 2})
+def test_iterations_of_one_number_that_were_not_saved_as_one_are_no_pair() -> None:
+    was, goes_on = Saves("actor", "A", {2: "a", 3: "b"}), Saves("critic", "C", {2: "a", 3: "c"})
     found = pair(3, was, goes_on, must=False)
     assert found.iteration == 2
     assert found.warning is not None
-    assert "saved in start 1 of the run, the critic's in 2" in found.warning.replace("its run", "the run")
+    assert "iteration 3 of the critic is not the one that was saved with the actor's" in found.warning
 
 
-@pytest.mark.parametrize(("first", "second"), [(None, 1), (1, None), (None, None)])
-def test_of_what_is_not_known_nothing_is_held_against_it(first: int | None, second: int | None) -> None:
-    assert pair(2, actor(2, start=first), critic(2, start=second), must=True) == Pair(2)
+@pytest.mark.parametrize(("first", "second"), [(None, "c"), ("c", None), (None, None)])
+def test_of_what_is_not_known_nothing_is_held_against_it(first: str | None, second: str | None) -> None:
+    assert pair(2, actor(2, digest=first), critic(2, digest=second), must=True) == Pair(2)

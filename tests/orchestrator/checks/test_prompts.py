@@ -72,6 +72,15 @@ def test_a_file_that_holds_no_prompts_is_refused_too(
     assert started == []
 
 
+def test_a_prompt_that_the_tokenizer_cannot_encode_is_named_with_its_line(
+    started: list[Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = rows(tmp_path / "rows.jsonl", "187=")
+    assert train(tmp_path, "--data.path", path) == ExitCode.CONFIG
+    assert "rows.jsonl:1: the tokenizer cannot encode '187='" in capsys.readouterr().err
+    assert started == []
+
+
 def test_data_of_evaluations_is_looked_at_as_well(tmp_path: Path) -> None:
     path = rows(tmp_path / "rows.jsonl", DIGITS)
     evaluation = {"interval": 1, "data": {"path": path, "max_prompt_len": 3}}

@@ -26,12 +26,14 @@ def config(root: Path, *flags: str) -> Config:
     return with_flags(root, *PPO, *where, *flags)
 
 
-def saved(root: Path, config: Config, role: str, *iterations: int, incarnation: int = 1) -> None:
+def saved(root: Path, config: Config, role: str, *iterations: int, critic: str | None = "critic") -> None:
+    """Checkpoints of `role`; `critic`: the digest of the critic, which an actor was saved with."""
+    beside = {"critic": critic} if role == "actor" else {"actor": str(root).removesuffix("-critic")}
     for iteration in iterations:
         directory = saves.begin(root, iteration)
         if role == "actor":
             saves.write_data(directory, DATA)
-        marker: dict[str, Any] = {"role": role, "incarnation": incarnation, "digest": role, "slots": []}
+        marker: dict[str, Any] = beside | {"role": role, "digest": critic if role == "critic" else role, "slots": []}
         marker |= {"dtype": config.model.dtype, "fingerprint": fingerprints(config)}
         saves.commit(root, iteration, marker, None)
 
@@ -92,8 +94,8 @@ def test_a_critics_checkpoint_says_what_it_is_or_is_accepted_as_it_is(tmp_path: 
 
 def test_an_actor_that_has_trained_without_a_critic_is_not_joined_by_a_fresh_one(tmp_path: Path) -> None:
     asked = config(tmp_path)
-    saved(tmp_path / "ckpt", asked, "actor", 0, 1)
-    with pytest.raises(ResumeError, match="no iteration in common"):
+    saved(tmp_path / "ckpt", asked, "actor", 0, 1, critic=None)
+    with pytest.raises(ResumeError, match=r"no iteration in common: .* \(iteration 1 was saved without a critic\)"):
         resuming.plan(asked)
 
 
@@ -112,8 +114,8 @@ def test_a_run_that_begins_with_another_runs_checkpoints_takes_its_critic_too(tm
     saved(tmp_path / "ckpt-critic", asked, "critic", 5)
     plan = resuming.plan(config(tmp_path, *named))
     assert plan.critic == of_critic(tmp_path / "ckpt-critic", 5)
-    assert "checkpoint.load is where this run began" in plan.reason
-    assert "critic.load is where its critic began" in plan.reason
+    assert "checkpoint.load is for its first start" in plan.reason
+    assert "critic.load is for its first start" in plan.reason
 
 
 def test_weights_alone_are_taken_of_both(tmp_path: Path) -> None:
@@ -154,7 +156,9 @@ def test_swapped_directories_are_told_apart_before_anything_else_is_asked_of_the
     with pytest.raises(ResumeError, match=r"checkpoint\.load: iteration 0 of .* is of a critic"):
         resuming.plan(config(tmp_path, *swapped))
     twice = ("--checkpoint.load", str(tmp_path / "run"), "--critic.load", str(tmp_path / "run"))
-    with pytest.raises(ResumeError, match=r"critic's newest in critic\.load .* is none \(iteration 0 is an actor's\)"):
+    with pytest.raises(
+        ResumeError, match=r"critic\.load: .*run holds an actor's iterations .* Leave it out .*run-critic"
+    ):
         resuming.plan(config(tmp_path, *twice))
 
 
@@ -185,6 +189,37 @@ def test_no_iteration_is_advised_that_the_actor_cannot_continue_from(tmp_path: P
     (tmp_path / "ckpt" / "iter_0000001" / checkpoints.DATA).unlink()
     with pytest.raises(ResumeError, match=r"name it with checkpoint\.ckpt_step 0"):
         resuming.plan(asked)
+
+
+def test_the_critic_of_another_run_is_no_partner_however_its_iterations_are_numbered(tmp_path: Path) -> None:
+    asked = config(tmp_path)
+    saved(tmp_path / "ckpt", asked, "actor", 0, 1)
+    saved(tmp_path / "ckpt-critic", asked, "critic", 0)
+    saved(tmp_path / "ckpt-critic", asked, "critic", 1, critic="another")
+    plan = resuming.plan(asked)
+    assert plan.critic == of_critic(tmp_path / "ckpt-critic", 0)
+    assert "iteration 1 of the critic is not the one that was saved with the actor's" in plan.warnings[0]
+    with pytest.raises(ResumeError, match="is not the one that was saved with the actor's"):
+        resuming.plan(config(tmp_path, "--checkpoint.resume", "must"))
+
+
+def test_nothing_is_saved_over_the_critic_of_another_run(tmp_path: Path) -> None:
+    saved(tmp_path / "old", config(tmp_path), "actor", 0, 1)
+    saved(tmp_path / "old-critic", config(tmp_path), "critic", 0, 1)
+    onto = ("--critic.save", str(tmp_path / "old-critic"))
+    for begins in ((), ("--checkpoint.load", str(tmp_path / "old"))):
+        with pytest.raises(
+            ResumeError, match=rf"iteration 0 of the critic of another run \({tmp_path}/old\) \(and 1 more"
+        ):
+            resuming.plan(config(tmp_path, *begins, *onto))
+
+
+def test_a_run_that_was_moved_with_its_critic_continues(tmp_path: Path) -> None:
+    saved(tmp_path / "old", config(tmp_path), "actor", 0, 1)
+    saved(tmp_path / "old-critic", config(tmp_path), "critic", 0, 1, 2)
+    (tmp_path / "old").rename(tmp_path / "ckpt")
+    (tmp_path / "old-critic").rename(tmp_path / "ckpt-critic")
+    assert resuming.plan(config(tmp_path)).critic == of_critic(tmp_path / "ckpt-critic", 1)
 
 
 def test_iterations_that_are_asked_for_by_number_are_kept(tmp_path: Path) -> None:

@@ -57,6 +57,9 @@ def test_a_killed_driver_keeps_nobody_out(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refused(config(tmp_path / "file"), r"run\.dir: .*cannot be written to")
+    ppo = {"algorithm": {"advantage_estimator": "ppo"}, "critic": {"save": str(tmp_path / "file")}}
+    asked = config(tmp_path / "run", save_interval=1).model_dump() | ppo
+    refused(Config.model_validate(asked), r"critic\.save: .*cannot be written to")
 
 
 def test_a_lock_that_says_nothing_still_locks(tmp_path: Path) -> None:
