@@ -33,6 +33,8 @@ from state.stored import parse_object
 ASK_TIMEOUT_S = 1.5
 View = Mapping[str, Any]
 
+_ENDS = {"done": "the run is done", "failed": "the run ended early"}
+_SILENT = "the run does not answer"
 _WORKER_COLUMNS = ("rank", "slot", "state", "version", "digest", "tier", "since", "last")
 _ENGINE_COLUMNS = ("engine", "state", "version", "behind by", "reason")
 
@@ -72,7 +74,7 @@ def read(run_dir: Path) -> View:
 
 def render(view: View, now: float) -> RenderableType:
     """Tables of workers and engines; `now` is a wall time in seconds, against which `since` is shown."""
-    how = "live" if view["source"] == "live" else "from the journals: the run does not answer"
+    how = "live" if view["source"] == "live" else f"from the journals: {_ENDS.get(str(view.get('ended')), _SILENT)}"
     rows = sorted(view["workers"], key=lambda row: (row["role"], row["rank"]))
     workers = _table(_WORKER_COLUMNS, (_worker(row, now) for row in rows))
     troubles = [Text(f"{_rank(row)}: {row['detail']}", style="red") for row in rows if row.get("detail")]

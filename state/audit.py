@@ -40,13 +40,16 @@ def audit(run_dir: Path) -> AuditReport:
 
 
 def latest_views(run_dir: Path) -> dict[str, Any]:
-    """Which weights were live where, by the last entry of each journal; in the form that a live run answers with."""
+    """Which weights were live where, by the last entry of each journal; in the form that a live run answers with,
+    and how it `ended` (`done`, `failed`; None where nobody could say)."""
     driver, ranks, engines = _replay(run_dir, Notes())
     workers = [rank_history.row(history) for history in ranks if history.lives]
     published = driver.published()
+    last = list(driver.starts.values())[-1:]
     return {
         "run": workers[0]["worker"].split("/")[0] if workers else run_dir.name,
         "source": "journal",
+        "ended": last[0].ended if last else None,
         "workers": workers,
         "engines": [replay_engines.row(history, published) for history in engines.values() if history.lives],
     }

@@ -93,9 +93,10 @@ def _rank_line(history: RankHistory) -> str:
     lives = list(history.lives.values())
     if not lives:
         return f"{history.name}  nothing"
-    resident, life = lives[-1].resident(), lives[-1]
-    held = life.state if resident is None else f"{resident[0]}@{life.incarnation}.{resident[1].version}"
-    digest = "" if resident is None else f" {short_digest(resident[1].digest)}"
+    life = lives[-1]
+    weights = life.held()
+    held = life.state if weights is None else f"{life.live()}@{life.incarnation}.{weights.version}"
+    digest = "" if weights is None else f" {short_digest(weights.digest)}"
     transitions, commits = sum(len(one.moments) for one in lives), sum(len(one.commits) for one in lives)
     let_out = sum(len(one.outlets) for one in lives)
     did = f"{transitions} transitions, {commits} commits, let bytes out {let_out} times"

@@ -64,13 +64,17 @@ class RankLife:
     def last(self) -> Entry:
         return self.moments[-1] if self.moments else self.identity
 
-    def resident(self) -> tuple[Slot, Weights] | None:
-        """The slot that computes after the last entry, and what is recorded of it."""
-        name, entry = self.state.removeprefix("resident" + lifecycle.SEPARATOR), self.last
-        if name == self.state or "digest" not in entry:
+    def live(self) -> Slot | None:
+        """Whose the live bytes are after the last entry."""
+        slot = self.last.get("slot")
+        return Slot(slot) if slot is not None and lifecycle.holds(self.state, slot) else None
+
+    def held(self) -> Weights | None:
+        """What is recorded of the live bytes; None also while the optimizer changes them."""
+        slot, entry = self.live(), self.last
+        if slot is None or self.state == "stepping" or "digest" not in entry:
             return None
-        weights = self.records.get(key_of(Slot(name), entry.get("version")))
-        return None if weights is None else (Slot(name), weights)
+        return self.records.get(key_of(slot, entry.get("version")))
 
 
 @dataclass(slots=True)
@@ -94,7 +98,7 @@ def key_of(slot: Slot, version: int | None) -> Key:
 def row(history: RankHistory) -> dict[str, Any]:
     """The last state of a rank, as `SlotView.to_json` shows a live one."""
     life = list(history.lives.values())[-1]
-    last, resident = life.last, life.resident()
+    last, held = life.last, life.held()
     return {
         "worker": f"{last['run']}/{history.name}",
         "role": history.role,
@@ -102,11 +106,11 @@ def row(history: RankHistory) -> dict[str, Any]:
         "world_size": life.world_size,
         "incarnation": life.incarnation,
         "state": life.state,
-        "slot": resident[0] if resident else None,
-        "version": resident[1].version if resident else None,
-        "digest": resident[1].digest if resident else None,
-        "provenance": resident[1].provenance if resident else None,
-        "tier": life.tiers.get(resident[0]) if resident else None,
+        "slot": life.live(),
+        "version": held.version if held else None,
+        "digest": held.digest if held else None,
+        "provenance": held.provenance if held else None,
+        "tier": life.tiers.get(last["slot"]) if held else None,
         "since": last.get("at"),
         "transition": life.transition,
         "last_transition": last.get("trigger", "created"),

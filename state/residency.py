@@ -86,6 +86,8 @@ class Residency:
                 time.time(),
                 resident,
                 detail,
+                slot if lifecycle.holds(self.state, slot) else None,
+                record if self.state in lifecycle.READ_ONLY else resident,
             )
             about = {"slot": slot} | ({"version": record.version, "digest": record.digest} if record else {})
             self.note(

@@ -116,8 +116,10 @@ class SlotRecord:
 class SlotView:
     """What one worker's machine is doing, at one moment: an immutable value, replaced at each transition.
 
-    `resident` is the record of the resident slot, None when none is. `transition` counts this machine's transitions,
-    `since` is the wall time of the last one, `trigger` its name, `detail` says why (poisoned: what happened).
+    `slot` is whose the live bytes are, None when nobody's; `held` the record of them, None also while the optimizer
+    changes them; `resident` the same where nothing is going on with them. `transition` counts this machine's
+    transitions, `since` is the wall time of the last one, `trigger` its name, `detail` says why (poisoned: what
+    happened).
     """
 
     worker: WorkerId
@@ -129,10 +131,12 @@ class SlotView:
     since: float
     resident: SlotRecord | None = None
     detail: str = ""
+    slot: Slot | None = None
+    held: SlotRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The row that `slotwise slots` shows."""
-        record = self.resident
+        record = self.held
         return {
             "worker": str(self.worker),
             "role": self.worker.role,
@@ -140,7 +144,7 @@ class SlotView:
             "world_size": self.world_size,
             "incarnation": self.incarnation,
             "state": self.state,
-            "slot": record.slot if record else None,
+            "slot": self.slot,
             "version": record.version if record else None,
             "digest": record.digest if record else None,
             "provenance": str(record.provenance) if record else None,

@@ -17,7 +17,10 @@ def _length(config: Config) -> Iterator[Problem]:
             "how long is the run? Give this, or loop.num_epoch for passes over data.path (0 rollouts: only evaluate)",
         )
     elif loop.num_rollout is not None and loop.num_epoch is not None:
-        yield Problem("loop.num_epoch", "give this or loop.num_rollout, not both")
+        yield Problem(
+            "loop.num_epoch",
+            "give this or loop.num_rollout, not both (a flag takes back what the file says: --loop.num_rollout null)",
+        )
     elif loop.num_epoch is not None and generator is not None:
         yield Problem(
             "loop.num_epoch",

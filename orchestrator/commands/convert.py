@@ -19,8 +19,13 @@ def main(arguments: list[str]) -> int:
     command_line = parser(
         "convert", "Hugging Face directory -> native `release` checkpoint; a native checkpoint -> back."
     )
-    command_line.add_argument("source", type=Path, metavar="SOURCE")
-    command_line.add_argument("out", type=Path, metavar="OUT")
+    command_line.add_argument(
+        "source",
+        type=Path,
+        metavar="SOURCE",
+        help="a Hugging Face directory, or a native checkpoint: the directory with the tracker, or one iteration in it",
+    )
+    command_line.add_argument("out", type=Path, metavar="OUT", help="a new directory, of the other kind")
     options = command_line.parse_args(arguments)
     source, out = options.source, options.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from orchestrator.inspector.codes import CODES, code
 from orchestrator.inspector.tail import Line, Tail
+from state.lifecycle import holds
 from state.slots import Provenance
 
 Entry = Mapping[str, Any]
@@ -72,16 +73,16 @@ class Lane:
             told = {key: entry.get(key) for key in ("state", "version", "incarnation", "publish_id", "reason")}
             return {"engine": self.name, **told, "since": entry.get("at")}
         state = str(entry.get("after", "cold"))
-        resident = state == f"resident.{entry.get('slot')}"
-        of = entry if resident else {}
+        live = holds(state, str(entry.get("slot")))
+        of = entry if live and state != "stepping" else {}
         return {
             "worker": f"{entry.get('run')}/{self.name}",
             **{key: entry.get(key) for key in ("role", "rank", "world_size", "incarnation")},
             "state": state,
-            "slot": of.get("slot"),
+            "slot": entry.get("slot") if live else None,
             "version": of.get("version"),
             "digest": of.get("digest"),
-            "provenance": self.origin(str(of["slot"]), of.get("version"), len(self.times)) if resident else None,
+            "provenance": self.origin(str(of["slot"]), of.get("version"), len(self.times)) if of else None,
             "tier": self._tier(of.get("slot")),
             "since": entry.get("at"),
             "transition": entry.get("transition", 0),

@@ -14,7 +14,6 @@ from state.slots import Slot
 
 Row = Mapping[str, Any]
 PRIMARY = ("actor", "critic")
-OF_PRIMARY = ("stepping", "publishing", "saving")
 NEWEST_PROBLEMS = 100
 
 
@@ -149,9 +148,7 @@ def chosen(history: History, ranks: str) -> list[int]:
 
 
 def _holds(row: Row) -> str:
-    if row.get("slot"):
-        return str(row["slot"])
-    return str(row["role"]) if row["state"] in OF_PRIMARY else str(row["state"])
+    return str(row.get("slot") or row["state"])
 
 
 def _behind(row: Row, newest: Row | None) -> int | None:

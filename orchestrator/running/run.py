@@ -20,8 +20,10 @@ def train(config: Config, plan: ResumePlan) -> None:
     """Run `config` from where `plan` says, until its last rollout. Raises what ended it early."""
     console = Console(highlight=False)
     run_dir = RunDir.open(config, plan)
-    ranks = f"{config.train.num_workers} training ranks" + (" of each role" if config.algorithm.needs_critic else "")
-    engines = f"{config.rollout.num_engines} engines" if config.debug.load_rollouts is None else "no engines"
+    ranks = _count(config.train.num_workers, "training rank") + (
+        " of each role" if config.algorithm.needs_critic else ""
+    )
+    engines = _count(config.rollout.num_engines if config.debug.load_rollouts is None else 0, "engine")
     console.print(f"run {config.run.name} in {run_dir.path}: starting {ranks}, {engines}", soft_wrap=True)
     with ExitStack() as undo:
         undo.enter_context(run_dir.recording())
@@ -39,3 +41,7 @@ def train(config: Config, plan: ResumePlan) -> None:
         f"Every promise re-checked:\n  slotwise audit {run_dir.path}",
         soft_wrap=True,
     )
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number or 'no'} {thing}{'' if number == 1 else 's'}"

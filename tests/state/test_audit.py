@@ -416,10 +416,11 @@ def test_the_latest_views_are_those_of_the_machines_at_the_end(tmp_path: Path) -
     run = ToyRun(tmp_path)
     run.begin()
     run.rollouts(2)
-    with run.workers[1].machine.borrow(Slot.REF):
+    quorum = run.agree("save-1-9")
+    with run.workers[0].machine.saving(quorum), run.workers[1].machine.borrow(Slot.REF):
         views = latest_views(tmp_path)
         live = [worker.machine.view().to_json() for worker in run.workers]
-    assert views["source"] == "journal"
+    assert (views["source"], views["ended"]) == ("journal", None)
     assert views["run"] == "run"
     for row, expected in zip(views["workers"], live, strict=True):
         assert row.pop("since") == pytest.approx(expected.pop("since"), abs=1)

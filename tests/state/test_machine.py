@@ -854,6 +854,19 @@ def test_reading_the_state_waits_for_nothing(tmp_path: Path) -> None:
     assert seen == ["stepping"]
 
 
+def test_the_view_says_whose_the_bytes_are_whatever_is_done_with_them(tmp_path: Path) -> None:
+    worker = ready_worker(tmp_path)
+    before = worker.machine.view().to_json()
+    with worker.machine.step(0):
+        stepping = worker.machine.view().to_json()
+        assert (stepping["state"], stepping["slot"], stepping["digest"]) == ("stepping", "actor", None)
+    with worker.machine.saving(agree([worker.machine.attest()], "save-1-0")):
+        saving = worker.machine.view().to_json()
+        assert (saving["state"], saving["slot"], saving["version"]) == ("saving", "actor", 1)
+        assert saving["digest"] == worker.machine.record(Slot.ACTOR).digest
+    assert before["version"] == 0
+
+
 def test_the_view_says_where_bytes_came_from(tmp_path: Path) -> None:
     worker = cold_worker(tmp_path)
     provenance = Provenance.checkpoint("ckpt/base", 7)

@@ -202,11 +202,15 @@ class TestHeadline:
         assert telling.resident(rows, True) == {"text": "actor on all 8 ranks", "tone": "good"}
 
     def test_of_a_borrow(self) -> None:
-        rows = [self.row(0, "resident.ref", "ref"), self.row(1, "stepping"), self.row(2, "publishing")]
+        rows = [
+            self.row(0, "resident.ref", "ref"),
+            self.row(1, "stepping", "actor"),
+            self.row(2, "publishing", "actor"),
+        ]
         assert telling.resident(rows, True) == {"text": "actor on 2, ref on 1", "tone": "busy"}
 
     def test_of_two_roles(self) -> None:
-        rows = [self.row(0, "resident.actor", "actor"), self.row(0, "stepping", role="critic")]
+        rows = [self.row(0, "resident.actor", "actor"), self.row(0, "stepping", "critic", role="critic")]
         assert telling.resident(rows, True) == {"text": "actor on 1, critic on 1", "tone": "good"}
 
     def test_of_a_poisoned_rank(self) -> None:

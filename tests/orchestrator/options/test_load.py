@@ -70,7 +70,7 @@ def test_every_mistake_is_named_with_its_place_and_the_nearest_valid_name(writte
 
 def test_an_option_in_the_wrong_section_is_found_where_it_belongs(written: Any) -> None:
     (problem,) = problems(written("lr: 1\n"))
-    assert "did you mean train.lr?" in problem.message
+    assert "did you mean train.lr or critic.lr?" in problem.message
 
 
 @pytest.mark.parametrize("flag", ["--train.l", "--train.num_work", "--tr.lr", "--lr", "--train.num-workers", "--train"])
