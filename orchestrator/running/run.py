@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 from rich.console import Console
 
@@ -11,8 +12,10 @@ from orchestrator.config import Config
 from orchestrator.resume import resuming
 from orchestrator.running import run_scope
 from orchestrator.running.gang_scope import work
+from orchestrator.running.interrupts import Terminated
 from orchestrator.running.rebuilding import Failure
 from orchestrator.running.run_dir import RunDir
+from state.errors import ResumeError
 from state.resume import ResumePlan
 
 
@@ -25,7 +28,7 @@ def train(config: Config, plan: ResumePlan) -> None:
     )
     engines = _count(config.rollout.num_engines if config.debug.load_rollouts is None else 0, "engine")
     console.print(f"run {config.run.name} in {run_dir.path}: starting {ranks}, {engines}", soft_wrap=True)
-    with ExitStack() as undo:
+    with _telling_how_to_go_on(config, console), ExitStack() as undo:
         undo.enter_context(run_dir.recording())
         run = undo.enter_context(run_scope.opened(config, run_dir, console))
         failures: tuple[Failure, ...] = ()
@@ -41,6 +44,19 @@ def train(config: Config, plan: ResumePlan) -> None:
         f"Every promise re-checked:\n  slotwise audit {run_dir.path}",
         soft_wrap=True,
     )
+
+
+@contextmanager
+def _telling_how_to_go_on(config: Config, console: Console) -> Iterator[None]:
+    """Whoever interrupts a run is told where the same command continues it."""
+    try:
+        yield
+    except (KeyboardInterrupt, Terminated):
+        if resuming.continues_itself(config):
+            with suppress(ResumeError):  # what is wrong with a checkpoint is said by the next start
+                start = resuming.plan(config).start_rollout_id
+                console.print(f"the same command goes on at rollout {start} of {num_rollouts(config)}")
+        raise
 
 
 def _count(number: int, thing: str) -> str:
