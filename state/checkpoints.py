@@ -35,6 +35,8 @@ RELEASE = "release"
 MARKER = "slotwise.json"
 INCOMPLETE = "slotwise.incomplete"
 DATA = "data.json"
+RUN_SAVES = "checkpoints"
+"""Where a run saves in its own directory, unless told otherwise."""
 SLOTS = "slots"
 PROBE = "probe.json"
 _MEGATRON_METADATA = "metadata.json"
@@ -120,6 +122,12 @@ def iteration_dir(root: str | os.PathLike[str], iteration: int) -> Path:
     return Path(root) / f"iter_{iteration:07d}"
 
 
+def iteration_of(name: str) -> int | None:
+    """The iteration that a directory of this name holds; None: it is of none."""
+    match = _ITERATION.fullmatch(name)
+    return int(match[1]) if match and iteration_dir("", int(match[1])).name == name else None
+
+
 def release_dir(root: str | os.PathLike[str]) -> Path:
     """Directory of weights without an iteration, as Megatron names it."""
     return Path(root) / RELEASE
@@ -152,11 +160,10 @@ def _inventory(path: Path) -> Inventory:
     ours, critics, megatron, without_data, incomplete, foreign = [], [], [], [], [], []
     has_release = False
     for entry in sorted(path.iterdir()):
-        match = _ITERATION.fullmatch(entry.name)
         if entry.name == TRACKER or entry.name.startswith("."):
             continue
-        iteration = int(match[1]) if match else None
-        if entry.name != (RELEASE if iteration is None else iteration_dir(path, iteration).name):
+        iteration = iteration_of(entry.name)
+        if iteration is None and entry.name != RELEASE:
             foreign.append(entry.name)
             continue
         verdict = classify(entry, iteration)

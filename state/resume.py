@@ -7,9 +7,10 @@ travels in a `LoadSpec` to the one load it is meant for.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any, Literal
 
-from state.checkpoints import DATA, Inventory, iteration_dir, parse_tracker
+from state.checkpoints import DATA, RUN_SAVES, Inventory, iteration_dir, iteration_of, parse_tracker
 from state.errors import ResumeError
 from state.stored import shown
 
@@ -158,9 +159,9 @@ def _slot_load(load: str, ckpt_step: int | None, inventory: Inventory, mode: Mod
     if ckpt_step is not None:
         return _explicit(inventory, ckpt_step, option)
     if inventory.tracker is None:
+        instead = _meant(inventory, option) or f"name the iteration with {option}.ckpt_step"
         raise ResumeError(
-            f"{option}.load: {load} has no tracker ({inventory.tracker_path}); name the iteration with "
-            f"{option}.ckpt_step. {_what_there_is(inventory)}"
+            f"{option}.load: {load} has no tracker ({inventory.tracker_path}); {instead}. {_what_there_is(inventory)}"
         )
     named = _named(inventory)
     if named == "release" and inventory.has_release:
@@ -242,9 +243,11 @@ def _without_tracker(request: ResumeRequest, inventory: Inventory) -> ResumePlan
         )
         return _native(request, inventory, newest, f"iteration {newest} is the newest complete one", warning)
     if inventory.megatron or inventory.has_release or inventory.foreign:
+        by_number = ", or name one with checkpoint.ckpt_step" if inventory.megatron else ""
+        instead = _meant(inventory, "checkpoint") or f"correct checkpoint.load{by_number}"
         raise ResumeError(
             f"{request.load} has no tracker ({inventory.tracker_path}) and holds no complete iteration that Slotwise "
-            f"wrote. {_what_there_is(inventory)} Correct checkpoint.load, or name one with checkpoint.ckpt_step."
+            f"wrote; {instead}. {_what_there_is(inventory)}"
         )
     missing = f"{request.load} holds only saves that were cut off: {_names(inventory)}"
     if request.resume == "must":
@@ -344,6 +347,14 @@ def _check_huggingface(inventory: Inventory, ckpt_step: int | None, mode: Mode, 
             f"{option}.load: {inventory.path} is a Hugging Face directory, and model.megatron_to_hf_mode is `raw`. "
             f"Convert it with `slotwise convert {inventory.path} OUT` and load OUT, or set the mode to `bridge`."
         )
+
+
+def _meant(inventory: Inventory, option: str) -> str:
+    """What would work where a directory beside that of the checkpoints was named, or nothing."""
+    path = PurePath(inventory.path)
+    if (iteration := iteration_of(path.name)) is not None:
+        return f"did you mean {path.parent} with {option}.ckpt_step {iteration}"
+    return f"did you mean {path / RUN_SAVES}" if RUN_SAVES in inventory.foreign else ""
 
 
 def _absence(inventory: Inventory) -> str:

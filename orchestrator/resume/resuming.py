@@ -26,7 +26,7 @@ def save_root(config: Config) -> Path | None:
     """Absolute directory that checkpoints are saved to; None when there is none."""
     if config.checkpoint.save is not None:
         return Path(config.checkpoint.save).absolute()
-    return run_dir(config) / "checkpoints" if config.checkpoint.save_interval is not None else None
+    return run_dir(config) / checkpoints.RUN_SAVES if config.checkpoint.save_interval is not None else None
 
 
 def load_root(config: Config) -> Path | None:

@@ -93,6 +93,22 @@ def test_an_explicit_step_is_taken_whatever_the_tracker_says(tracker: str | None
     assert (plan.iteration, plan.start_rollout_id) == (step, step + 1)
 
 
+@pytest.mark.parametrize(
+    ("path", "foreign", "meant"),
+    [
+        ("/runs/a", ("checkpoints", "config.yaml"), r"did you mean /runs/a/checkpoints\."),
+        ("/ckpt/iter_0000003", ("data.json",), r"did you mean /ckpt with (checkpoint|ref)\.ckpt_step 3\."),
+        ("/elsewhere", ("notes",), r"correct checkpoint\.load\.|name the iteration with ref\.ckpt_step\."),
+    ],
+)
+def test_a_directory_beside_the_one_that_was_meant(path: str, foreign: tuple[str, ...], meant: str) -> None:
+    named = replace(there(None), path=path, foreign=foreign)
+    with pytest.raises(ResumeError, match=meant):
+        plan_resume(replace(ASK, load=path), named)
+    with pytest.raises(ResumeError, match=meant):
+        plan_slot_load(path, None, named, "raw", "ref")
+
+
 def test_an_explicit_step_that_is_missing_or_cut_off_lists_what_there_is() -> None:
     for step in (3, 5):
         with pytest.raises(ResumeError, match=r"2, 4.*iter_0000005"):
