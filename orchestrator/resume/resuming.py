@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator.config import Config
 from orchestrator.data.context import vocab_size
-from orchestrator.resume import changing_slots, critic_plan, data_state
+from orchestrator.resume import changing_slots, critic_plan, critic_saves, data_state
 from orchestrator.resume.fingerprints import differing, fingerprints, model_fingerprint
 from state import checkpoints
 from state.checkpoints import Inventory, Marker
@@ -115,7 +115,7 @@ def continues_itself(config: Config) -> bool:
 
 def critic_save_root(config: Config) -> Path | None:
     """Absolute directory that the critic's checkpoints are saved to; None when there is none."""
-    return critic_plan.save_root(config, save_root(config))
+    return critic_saves.save_root(config, save_root(config))
 
 
 def protected(config: Config) -> tuple[int, ...]:

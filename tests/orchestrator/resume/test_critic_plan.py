@@ -119,10 +119,18 @@ def test_a_run_that_begins_with_another_runs_checkpoints_takes_its_critic_too(tm
 
 
 def test_weights_alone_are_taken_of_both(tmp_path: Path) -> None:
-    asked = config(tmp_path, "--checkpoint.weights_only", "--checkpoint.load", str(tmp_path / "old"))
-    saved(tmp_path / "old", asked, "actor", 4)
+    old = ("--checkpoint.weights_only", "--checkpoint.load", str(tmp_path / "old"))
+    asked = config(tmp_path, *old)
+    saved(tmp_path / "old", asked, "actor", 3, critic=None)
     fresh = resuming.plan(asked)
     assert fresh.critic == CriticLoad(fresh.load, load_optimizer=False, fresh_head=True)
+    saved(tmp_path / "old", asked, "actor", 4)
+    with pytest.raises(
+        ResumeError, match=rf"critic that was saved with iteration 4 .* critic\.load {tmp_path}/old for"
+    ):
+        resuming.plan(asked)
+    anew = resuming.plan(config(tmp_path, *old, "--critic.load", str(tmp_path / "old"))).critic
+    assert anew == CriticLoad(LoadSpec(str(tmp_path / "old"), 4, "native"), load_optimizer=False, fresh_head=True)
     saved(tmp_path / "old-critic", asked, "critic", 4)
     assert resuming.plan(asked).critic == of_critic(tmp_path / "old-critic", 4, optimizer=False)
 
