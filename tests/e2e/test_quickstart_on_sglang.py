@@ -49,18 +49,19 @@ def test_a_driver_that_is_killed_leaves_no_server(place: Place) -> None:
 def test_responses_wait_in_the_server_for_the_next_weights_and_are_trained_on(place: Place) -> None:
     needs_who_wrote()
     changes = {
-        "loop": {"mode": "fully_async", "num_rollout": 4, "max_staleness": 2},
+        "loop": {"mode": "fully_async", "num_rollout": 10, "max_staleness": 2},
         "algorithm": {"old_logprobs": "engine"},
         "model": {"config": {"vocab_size": 256, "max_position_embeddings": 1024}},  # end tokens are rare
         "train": {"num_workers": 1},
-        "rollout": {"max_response_len": 200, "rollout_batch_size": 2, "pause_mode": "retract"},
+        # A response takes longer than a step, so that publishes find some under way.
+        "rollout": {"max_response_len": 900, "rollout_batch_size": 2, "pause_mode": "retract"},
         "debug": {"save_rollouts": str(place.path / "rollouts")},
     }
     ended = place.run("train", place.config("waiting", changes), *on_sglang(), timeout_s=400)
     assert ended.code == 0, ended.output
     files = sorted((place.path / "rollouts").glob("rollout_*.json"))
     samples = [sample for file in files for sample in json.loads(file.read_text())["samples"]]
-    assert len(samples) == 32
+    assert len(samples) == 80
     assert any(len(sample["spans"]) > 1 for sample in samples)
     for sample in samples:
         assert sample["finish_reason"] != "abort"
