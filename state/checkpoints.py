@@ -173,9 +173,9 @@ def _inventory(path: Path) -> Inventory:
             foreign.append(entry.name)
         elif iteration is None:
             has_release = True
-        elif verdict == "ours":
+        elif isinstance(verdict, Marker):
             ours.append(iteration)
-            if read_marker(entry).role == Slot.CRITIC:
+            if verdict.role == Slot.CRITIC:
                 critics.append(iteration)
             elif not _is_object(entry / DATA):
                 without_data.append(iteration)
@@ -216,13 +216,13 @@ def read_probe(directory: str | os.PathLike[str]) -> Probe | None:
     return _read(path, Probe) if path.exists() else None
 
 
-def classify(directory: Path, iteration: int | None = None) -> Incomplete | Literal["ours", "megatron", "foreign"]:
-    """`iteration` of the directory, where it is one: its marker must be about it."""
+def classify(directory: Path, iteration: int | None = None) -> Marker | Incomplete | Literal["megatron", "foreign"]:
+    """Whose checkpoint a directory is: of ours its marker. `iteration` of the directory, where it is one: its marker
+    must be about it."""
     if not directory.is_dir():
         return "foreign"
     if (directory / MARKER).exists():
-        wrong = _marker_fault(directory / MARKER, iteration)
-        return "ours" if wrong is None else Incomplete(None, directory.name, f"{MARKER} {wrong}")
+        return _believed(directory, iteration)
     if (directory / INCOMPLETE).exists():
         return Incomplete(None, directory.name, "the save was cut off")
     if all(entry.name.startswith(".") for entry in directory.iterdir()):
@@ -230,18 +230,18 @@ def classify(directory: Path, iteration: int | None = None) -> Incomplete | Lite
     return "megatron" if _is_object(directory / _MEGATRON_METADATA) else "foreign"
 
 
-def _marker_fault(path: Path, iteration: int | None) -> str | None:
-    """Why the marker cannot be believed; None: it can."""
+def _believed(directory: Path, iteration: int | None) -> Marker | Incomplete:
+    """The marker, or why it cannot be believed."""
     try:
-        marker = parse(Marker, path.read_bytes())
+        marker = parse(Marker, (directory / MARKER).read_bytes())
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
+        return Incomplete(None, directory.name, f"{MARKER} cannot be read: {error.strerror}")
     except Malformed as error:
-        return str(error)
+        return Incomplete(None, directory.name, f"{MARKER} {error}")
     if iteration is not None and marker.iteration != iteration:
         about = "no iteration" if marker.iteration is None else f"iteration {marker.iteration}"
-        return f"is about {about}, and stands in {path.parent.name}"
-    return None
+        return Incomplete(None, directory.name, f"{MARKER} is about {about}, and stands in {directory.name}")
+    return marker
 
 
 def _is_object(path: Path) -> bool:

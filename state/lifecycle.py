@@ -15,13 +15,14 @@ def resident(slot: Slot) -> str:
     return f"resident{SEPARATOR}{slot}"
 
 
-READ_ONLY = ("publishing", "saving")
-"""The live bytes are the primary's, and nobody changes them."""
-
-
 def holds(state: str, slot: Slot | str) -> bool:
-    """Whether the live bytes are those of `slot`, which the last transition was about; while it steps they change."""
-    return state == f"resident{SEPARATOR}{slot}" or state in ("stepping", *READ_ONLY)
+    """Whether the live bytes are those of `slot`, which the last transition was about."""
+    return state == f"resident{SEPARATOR}{slot}" or state in ("stepping", "publishing", "saving")
+
+
+def holds_as_recorded(state: str, slot: Slot | str) -> bool:
+    """The same, and nobody changes them."""
+    return holds(state, slot) and state != "stepping"
 
 
 STATES: tuple[str, ...] = (

@@ -72,7 +72,7 @@ class RankLife:
     def held(self) -> Weights | None:
         """What is recorded of the live bytes; None also while the optimizer changes them."""
         slot, entry = self.live(), self.last
-        if slot is None or self.state == "stepping" or "digest" not in entry:
+        if slot is None or not lifecycle.holds_as_recorded(self.state, slot) or "digest" not in entry:
             return None
         return self.records.get(key_of(slot, entry.get("version")))
 

@@ -74,7 +74,6 @@ class Residency:
                 self._life.move(trigger, slot)
             except MachineError as error:
                 self.refuse(f"{trigger} {slot} in state {before}: it may not happen there", cause=error)
-            resident = record if self.state == lifecycle.resident(slot) else None
             detail = str(fields.pop("detail", ""))
             self._view = SlotView(
                 self.worker,
@@ -84,10 +83,9 @@ class Residency:
                 self._view.transition + 1,
                 trigger,
                 time.time(),
-                resident,
-                detail,
                 slot if lifecycle.holds(self.state, slot) else None,
-                record if self.state in lifecycle.READ_ONLY else resident,
+                record if lifecycle.holds_as_recorded(self.state, slot) else None,
+                detail,
             )
             about = {"slot": slot} | ({"version": record.version, "digest": record.digest} if record else {})
             self.note(

@@ -117,9 +117,8 @@ class SlotView:
     """What one worker's machine is doing, at one moment: an immutable value, replaced at each transition.
 
     `slot` is whose the live bytes are, None when nobody's; `held` the record of them, None also while the optimizer
-    changes them; `resident` the same where nothing is going on with them. `transition` counts this machine's
-    transitions, `since` is the wall time of the last one, `trigger` its name, `detail` says why (poisoned: what
-    happened).
+    changes them. `transition` counts this machine's transitions, `since` is the wall time of the last one, `trigger`
+    its name, `detail` says why (poisoned: what happened).
     """
 
     worker: WorkerId
@@ -129,10 +128,14 @@ class SlotView:
     transition: int
     trigger: str
     since: float
-    resident: SlotRecord | None = None
-    detail: str = ""
     slot: Slot | None = None
     held: SlotRecord | None = None
+    detail: str = ""
+
+    @property
+    def resident(self) -> SlotRecord | None:
+        """The record of the slot that the model computes with, None while anything is done with its bytes."""
+        return self.held if self.state.startswith("resident") else None
 
     def to_json(self) -> dict[str, Any]:
         """The row that `slotwise slots` shows."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from orchestrator.inspector.codes import CODES, code
 from orchestrator.inspector.tail import Line, Tail
-from state.lifecycle import holds
+from state.lifecycle import holds, holds_as_recorded
 from state.slots import Provenance
 
 Entry = Mapping[str, Any]
@@ -73,13 +73,13 @@ class Lane:
             told = {key: entry.get(key) for key in ("state", "version", "incarnation", "publish_id", "reason")}
             return {"engine": self.name, **told, "since": entry.get("at")}
         state = str(entry.get("after", "cold"))
-        live = holds(state, str(entry.get("slot")))
-        of = entry if live and state != "stepping" else {}
+        slot = str(entry.get("slot"))
+        of = entry if holds_as_recorded(state, slot) else {}
         return {
             "worker": f"{entry.get('run')}/{self.name}",
             **{key: entry.get(key) for key in ("role", "rank", "world_size", "incarnation")},
             "state": state,
-            "slot": entry.get("slot") if live else None,
+            "slot": slot if holds(state, slot) else None,
             "version": of.get("version"),
             "digest": of.get("digest"),
             "provenance": self.origin(str(of["slot"]), of.get("version"), len(self.times)) if of else None,

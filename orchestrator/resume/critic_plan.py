@@ -36,8 +36,8 @@ def with_critic(config: Config, made: ResumePlan, own: Path | None, replan: Call
         return replace(both, reason=f"{both.reason}; critic.load is for its first start") if began else both
     if config.critic.load is None:
         return _together(config, made, checkpoints.inspect(beside(root)), replan)
-    given = _inspect_given(config.critic.load)
-    if _is_policy(given):
+    given = checkpoints.inspect(Path(config.critic.load).absolute())
+    if given.is_empty or _is_policy(given):
         return replace(made, critic=_given(config, given))
     if given.ours and not given.critics:
         raise ResumeError(
@@ -73,7 +73,7 @@ def _together(
 def _beginning(config: Config, made: ResumePlan) -> CriticLoad:
     """Weights alone: what the actor begins with, unless there is something of a critic's own."""
     if config.critic.load is not None:
-        return _given(config, _inspect_given(config.critic.load))
+        return _given(config, checkpoints.inspect(Path(config.critic.load).absolute()))
     if made.source == "native" and made.path is not None and made.iteration is not None:
         there = checkpoints.inspect(beside(Path(made.path)))
         actor, critic = saves(checkpoints.inspect(made.path), Slot.ACTOR), saves(there, Slot.CRITIC)
@@ -88,19 +88,10 @@ def _beginning(config: Config, made: ResumePlan) -> CriticLoad:
 
 
 def _given(config: Config, inventory: Inventory) -> CriticLoad:
-    """Weights of `critic.load`."""
+    """Weights of `critic.load`; `ResumeError` where there are none."""
     mode = config.model.megatron_to_hf_mode
     load = plan_slot_load(inventory.path, config.critic.ckpt_step, inventory, mode, "critic")
     return CriticLoad(load, load_optimizer=False, fresh_head=load.iteration not in inventory.critics)
-
-
-def _inspect_given(load: str) -> Inventory:
-    inventory = checkpoints.inspect(Path(load).absolute())
-    if inventory.is_empty:
-        raise ResumeError(
-            f"critic.load: {inventory.path} {'has nothing in it' if inventory.exists else 'does not exist'}"
-        )
-    return inventory
 
 
 def _is_policy(inventory: Inventory) -> bool:

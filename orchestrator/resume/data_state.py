@@ -23,7 +23,7 @@ _INSTEAD = (
 
 
 class StoredCursor(Stored):
-    """See `data.Cursor`, and of what data it is."""
+    """See `data.source.Cursor`, and of what data it is."""
 
     fingerprint: str
     position: Count
@@ -67,7 +67,7 @@ class StoredSample(Stored):
 
 
 class StoredRollout(Stored):
-    """See `rollout_buffer.Rollout`."""
+    """See `rollouts.buffer.Rollout`."""
 
     rollout_id: Count
     samples: list[StoredSample]
@@ -104,7 +104,7 @@ class StoredGroup(Stored):
 
 
 class DataState(Stored):
-    """See `rollout_buffer.RolloutBuffer.state`; with `groups` and `unfinished` prompts `stream_state.StreamState`."""
+    """See `rollouts.buffer.RolloutBuffer.state`; with `groups` and `unfinished` prompts `stream_state.StreamState`."""
 
     cursor: StoredCursor
     waiting: list[StoredRollout]
