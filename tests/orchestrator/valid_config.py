@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from orchestrator.checks.configuration import problems
 from orchestrator.config import Config
 from orchestrator.options.load import load
 
@@ -45,3 +46,8 @@ def write(directory: Path) -> Path:
 
 def with_flags(directory: Path, *flags: str) -> Config:
     return load(write(directory), flags)
+
+
+def said(directory: Path, *flags: str) -> dict[str, str]:
+    """What is wrong with the configuration and `flags` together, by key."""
+    return {problem.key: problem.message for problem in problems(with_flags(directory, *flags))}

@@ -12,14 +12,10 @@ from orchestrator.checks import configuration, megatron_fields
 from orchestrator.checks.surroundings import Surroundings
 from orchestrator.checks.surroundings import problems as problems_here
 from orchestrator.resume.resuming import protected
-from tests.orchestrator.valid_config import with_flags
+from tests.orchestrator.valid_config import said, with_flags
 
 NO_CONFIG = ("--model.config", "null")
 HF = (*NO_CONFIG, "--model.hf_checkpoint", "/hf")
-
-
-def said(directory: Path, *flags: str) -> dict[str, str]:
-    return {p.key: p.message for p in configuration.problems(with_flags(directory, *flags))}
 
 
 def test_the_valid_configuration_has_no_problem(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from orchestrator.resume.resuming import protected
 from orchestrator.resume.slot_plan import keep_old_actors
 from state.gang import agree
 from state.slots import Slot, Tier
-from tests.orchestrator.valid_config import with_flags
+from tests.orchestrator.valid_config import said, with_flags
 from tests.state.toy import bytes_of, cold_worker, values_of
 
 OPD = ("--algorithm.use_opd", "true", "--teacher.load", "/teacher")
@@ -69,10 +69,6 @@ REFUSED = [
      ("--train.megatron.enable_cuda_graph", "true", *OPD, "--teacher.tier", "device"),
      "train.megatron.enable_cuda_graph", ("teacher.tier copy",)),
 ]  # fmt: skip
-
-
-def said(directory: Path, *flags: str) -> dict[str, str]:
-    return {problem.key: problem.message for problem in problems(with_flags(directory, *flags))}
 
 
 @pytest.mark.parametrize(("flags", "key", "words"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
