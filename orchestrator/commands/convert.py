@@ -34,8 +34,11 @@ def main(arguments: list[str]) -> int:
         raise ConfigError([Problem("SOURCE", f"{source} is not a directory")])
     hf_files.read(source / "config.json", "SOURCE")
     with _quiet():
-        from workers.megatron import convert
-        from workers.megatron.model import UnsupportedModel
+        from workers.megatron.lean_import import lean_import
+
+        with lean_import(compiler=False):
+            from workers.megatron import convert
+            from workers.megatron.model import UnsupportedModel
 
         try:
             convert.convert(source, out)

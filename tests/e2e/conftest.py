@@ -6,16 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.e2e.runs import Place
 
 BASE = {"loop": {"num_rollout": 4}, "checkpoint": {"save_interval": 1}}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker("alone")
 
 
 @dataclass(frozen=True)
@@ -35,7 +30,12 @@ def place(tmp_path: Path) -> Place:
 
 
 @pytest.fixture(scope="session")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
-    place = Place(tmp_path_factory.mktemp("base"))
-    place.train("tiny", BASE)
+def base(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Base:
+    """Made by whichever of the test processes needs it first, for all of them."""
+    own = tmp_path_factory.getbasetemp()
+    place = Place((own if worker_id == "master" else own.parent) / "base")
+    with FileLock(place.path.with_suffix(".lock"), timeout=250):
+        if not place.path.exists():
+            place.path.mkdir()
+            place.train("tiny", BASE)
     return Base(place.path / "tiny")

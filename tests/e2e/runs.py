@@ -92,7 +92,7 @@ class Place:
             text=True,
         )
 
-    def run(self, *arguments: str | Path, timeout_s: float = 150.0) -> Ended:
+    def run(self, *arguments: str | Path, timeout_s: float = 300.0) -> Ended:
         process = self.start(*arguments)
         try:
             output, _ = process.communicate(timeout=timeout_s)

@@ -71,7 +71,7 @@ def test_sigkill_of_a_real_run_in_the_middle_of_a_background_save_and_the_same_c
     family = without_rays_agents(descendants(process.pid))
     process.kill()
     process.wait()
-    until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=15)
+    until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=60)
     left = checkpoints.inspect(run_dir / "checkpoints")
     assert (left.ours, [one.iteration for one in left.incomplete]) == ((0,), [1])
     os.unlink(run_dir / "HOLD")

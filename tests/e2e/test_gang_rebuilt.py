@@ -64,7 +64,7 @@ def test_a_killed_rank_and_one_that_raises_cost_two_restarts_and_nothing_else(
     both = {"rebuilt/actor/0", "rebuilt/actor/1"}
     assert seen[1] == seen[2] == seen[3] == both, "the page follows the gang"
     left = without_rays_agents(list(family))
-    until(lambda: not alive(left), "every process that the run had started is gone", timeout_s=15)
+    until(lambda: not alive(left), "every process that the run had started is gone", timeout_s=60)
     audit = place.run("audit", run_dir)
     assert audit.code == 0, audit.output
 

@@ -18,7 +18,7 @@ def test_sigkill_of_the_driver_and_the_same_command_again(base: Base, place: Pla
     family = without_rays_agents(descendants(process.pid))
     process.kill()
     process.wait()
-    until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=15)
+    until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=60)
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1, "reward/me')  # as a kill in the middle of a write leaves it
 
@@ -43,7 +43,7 @@ def test_asked_to_end_it_ends_whole(place: Place, asked: signal.Signals) -> None
     output, _ = process.communicate(timeout=60)
 
     assert process.returncode == 130, output
-    until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=15)
+    until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=60)
     assert journal(place.path / "asked", "driver", "run_ended")[-1]["outcome"] == "failed"
 
 
@@ -58,7 +58,7 @@ def test_asked_to_end_by_sigterm_it_saves_first_and_the_same_command_continues(p
     output, _ = process.communicate(timeout=150)
 
     assert process.returncode == 130, output
-    until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=15)
+    until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=60)
     last = lines(run_dir / "metrics.jsonl")[-1]["step"]
     assert f"saved after rollout {last}" in output
     assert f"the same command goes on at rollout {last + 1} of 1000" in output

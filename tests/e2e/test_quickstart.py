@@ -57,7 +57,7 @@ def test_it_learns_shows_its_slots_and_leaves_nothing_behind(place: Place) -> No
     assert "slotwise slots" in output
     assert "slotwise audit" in output
     assert place.run("audit", run_dir).code == 0
-    until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=15)
+    until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=60)
 
 
 @pytest.mark.prove

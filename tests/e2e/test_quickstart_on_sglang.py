@@ -42,8 +42,8 @@ def test_a_driver_that_is_killed_leaves_no_server(place: Place) -> None:
         process.kill()
         process.wait()
     assert servers
-    until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=15)
-    until(lambda: not any(path.exists() for path in scratch), "the files of its servers are gone", timeout_s=15)
+    until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=60)
+    until(lambda: not any(path.exists() for path in scratch), "the files of its servers are gone", timeout_s=60)
 
 
 def test_responses_wait_in_the_server_for_the_next_weights_and_are_trained_on(place: Place) -> None:

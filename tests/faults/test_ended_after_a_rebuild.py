@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.runs import Place, alive, descendants, journal, merged, until, without_rays_agents
 from tests.faults.hooks import ENVIRONMENT, RANK_HOOK, Fault, write
 
-pytestmark = [pytest.mark.prove, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(600)]
 
 SAVED = {"loop": {"num_rollout": 1000}, "checkpoint": {"save_interval": 1, "keep": 2}}
 WHILE_REBUILDING, AFTERWARDS = ("gang_rebuild", 2), ("gang_started", 2)

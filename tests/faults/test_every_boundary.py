@@ -18,7 +18,7 @@ import pytest
 from tests.e2e.runs import Ended, Place, journal, merged
 from tests.faults.hooks import ENGINE_HOOK, ENGINE_VERBS, ENVIRONMENT, RANK_HOOK, Fault, write
 
-pytestmark = [pytest.mark.prove, pytest.mark.alone, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(1200)]
 
 WAYS = tuple(product(("before", "after"), ("raise", "kill")))
 IN_INIT = ("load", "loaded", "switch", "switched", "ready")

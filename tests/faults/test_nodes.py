@@ -13,7 +13,7 @@ from ray.cluster_utils import Cluster
 
 from tests.e2e.runs import REPO, Place, journal, lines, marker, until
 
-pytestmark = [pytest.mark.prove, pytest.mark.alone, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

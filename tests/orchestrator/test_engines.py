@@ -32,8 +32,6 @@ from workers.weights.manifest import Manifest
 from workers.weights.rendezvous import Rendezvous
 from workers.weights.send_plan import plan_send
 
-pytestmark = pytest.mark.alone
-
 ROOT = str(Path(__file__).parents[2])
 ENV = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": ROOT}
 MODEL = {

@@ -14,8 +14,6 @@ from orchestrator.rollouts.engine_lanes import NoEngineServes
 from state.engine_life import EnginePhase, EngineStatus
 from state.slots import WeightId
 
-pytestmark = pytest.mark.alone
-
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120.0
 

@@ -50,6 +50,13 @@ def test_without_a_gpu_it_starts_through_ours_and_with_one_directly() -> None:
     assert "--attention-backend" not in on_gpu
 
 
+def test_without_a_gpu_a_server_that_has_nothing_to_do_leaves_the_cores_to_others() -> None:
+    assert "--sleep-on-idle" in command(SPEC, "/model", (1, 2))
+    assert "--sleep-on-idle" not in command(replace(SPEC, device="cuda"), "/model", (1, 2))
+    stays_awake = replace(SPEC, options=SglangOptions(server={"sleep_on_idle": False}))
+    assert "--sleep-on-idle" not in command(stays_awake, "/model", (1, 2))
+
+
 def test_the_users_options_reach_the_server_and_win() -> None:
     server = {"attention_backend": "triton", "disable_radix_cache": True, "mem_fraction_static": 0.4, "quiet": False}
     spec = replace(SPEC, options=SglangOptions(tp_size=2, server=server))

@@ -121,7 +121,10 @@ class MegatronWorker:
 
 
 def _make(spec: WorkerSpec) -> MegatronRank:
-    from workers.megatron.worker import MegatronRank
+    from workers.megatron.lean_import import compiles, lean_import
+
+    with lean_import(compiler=compiles()):
+        from workers.megatron.worker import MegatronRank
 
     rank = MegatronRank(spec, spec.host or ray.util.get_node_ip_address())
     rank.journal.listen(state_log.log_state)

@@ -17,7 +17,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PretrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from state.digest import Piece, dtype_name
 from state.errors import CheckpointError, ResumeError
@@ -101,6 +100,8 @@ def describe(
     files_from: str | os.PathLike[str] | None,
 ) -> None:
     """Write config.json, for weights of `dtype`, and copies of the tokenizer files that stand in `files_from`."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # takes a second
+
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
     config = deepcopy(hf_config)

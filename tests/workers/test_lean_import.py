@@ -1,0 +1,31 @@
+"""A rank starts without what it never uses, and nothing is missing afterwards."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+SCRIPT = """
+import sys
+import torch
+from workers.megatron.lean_import import lean_import
+original = torch.compile
+with lean_import(compiler={compiler}):
+    import workers.megatron.worker
+print(*[name for name in ("wandb", "torch._inductor.compile_fx", "torch._dynamo") if name in sys.modules])
+import wandb
+assert torch.compile is original
+"""
+
+
+@pytest.mark.parametrize(("compiler", "loaded"), [(False, []), (True, ["torch._inductor.compile_fx", "torch._dynamo"])])
+def test_a_rank_loads_no_wandb_and_a_compiler_only_where_it_compiles(compiler: bool, loaded: list[str]) -> None:
+    pytest.importorskip("wandb")
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT.format(compiler=compiler)]
+    ended = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == loaded
