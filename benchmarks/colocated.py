@@ -59,6 +59,7 @@ def config(options: argparse.Namespace, run_dir: Path) -> dict[str, Any]:
         "n_samples_per_prompt": 8,
         "max_response_len": options.response_len,
         "max_batch_size": 256,
+        "requests_per_call": options.requests_per_call,
         "gpus_per_engine": 0.5,
     }
     if options.engine == "sglang":
@@ -121,6 +122,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--response-len", type=int, default=128)
+    parser.add_argument("--requests-per-call", type=int, default=None, help="samples of how many requests share a call")
     parser.add_argument("--sglang-python", default=sys.executable)
     parser.add_argument("--sglang-path", default="", help="folder with SGLang's packages, put on its PYTHONPATH")
     options = parser.parse_args()

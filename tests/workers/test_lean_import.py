@@ -14,7 +14,9 @@ import sys
 import torch
 from workers.megatron.lean_import import lean_import
 original = torch.compile
-with lean_import(compiler={compiler}):
+with lean_import(compiler=True):
+    assert torch.compile is original
+with lean_import(compiler=False):
     import workers.megatron.worker
 print(*[name for name in ("wandb", "torch._inductor.compile_fx", "torch._dynamo") if name in sys.modules])
 import wandb
@@ -22,10 +24,9 @@ assert torch.compile is original
 """
 
 
-@pytest.mark.parametrize(("compiler", "loaded"), [(False, []), (True, ["torch._inductor.compile_fx", "torch._dynamo"])])
-def test_a_rank_loads_no_wandb_and_a_compiler_only_where_it_compiles(compiler: bool, loaded: list[str]) -> None:
+def test_a_rank_loads_no_wandb_and_a_compiler_only_where_it_compiles() -> None:
     pytest.importorskip("wandb")
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT.format(compiler=compiler)]
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT]
     ended = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.split() == loaded
+    assert ended.stdout.split() == []
