@@ -10,7 +10,8 @@
     ROOT/release/                            weights alone, no iteration
 
 `torch_dist` writes its `metadata.json` before a save of ours is whole, so that file counts as complete only where
-`slotwise.incomplete` does not stand beside it. A directory that has neither is somebody else's and never touched.
+`slotwise.incomplete` does not stand beside it, nor anything else of ours: a copy that lost the marker is no checkpoint
+of Megatron's own. A directory that has none of our files is somebody else's and never touched.
 """
 
 from __future__ import annotations
@@ -128,6 +129,11 @@ def iteration_of(name: str) -> int | None:
     return int(match[1]) if match and iteration_dir("", int(match[1])).name == name else None
 
 
+def same_place(one: str | os.PathLike[str] | None, other: str | os.PathLike[str] | None) -> bool:
+    """Whether two paths lead to one directory, which need not be there yet."""
+    return one is not None and other is not None and os.path.realpath(one) == os.path.realpath(other)
+
+
 def release_dir(root: str | os.PathLike[str]) -> Path:
     """Directory of weights without an iteration, as Megatron names it."""
     return Path(root) / RELEASE
@@ -225,6 +231,8 @@ def classify(directory: Path, iteration: int | None = None) -> Marker | Incomple
         return _believed(directory, iteration)
     if (directory / INCOMPLETE).exists():
         return Incomplete(None, directory.name, "the save was cut off")
+    if ours := [name for name in (DATA, PROBE) if (directory / name).exists()]:
+        return Incomplete(None, directory.name, f"{MARKER} is missing beside {' and '.join(ours)}")
     if all(entry.name.startswith(".") for entry in directory.iterdir()):
         return Incomplete(None, directory.name, "empty")
     return "megatron" if _is_object(directory / _MEGATRON_METADATA) else "foreign"

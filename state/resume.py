@@ -169,7 +169,7 @@ def _slot_load(load: str, ckpt_step: int | None, inventory: Inventory, mode: Mod
     if named in inventory.complete:
         return LoadSpec(load, named, "native")
     raise ResumeError(
-        f"{option}.load: the tracker {inventory.tracker_path} names {named}, which is not there or not whole. "
+        f"{option}.load: the tracker {inventory.tracker_path} names {named}, {_why_not(inventory, named)}. "
         f"{_what_there_is(inventory)} Name one with {option}.ckpt_step."
     )
 
@@ -224,11 +224,11 @@ def _from_tracker(request: ResumeRequest, inventory: Inventory) -> ResumePlan:
     before = [n for n in inventory.complete if n < named]
     if not before:
         raise ResumeError(
-            f"the tracker {inventory.tracker_path} names iteration {named}, which is not there or not whole, and no "
+            f"the tracker {inventory.tracker_path} names iteration {named}, {_why_not(inventory, named)}, and no "
             f"complete one comes before it. {_what_there_is(inventory)}"
         )
     warning = (
-        f"the tracker {inventory.tracker_path} names iteration {named}, which is not there or not whole; continuing "
+        f"the tracker {inventory.tracker_path} names iteration {named}, {_why_not(inventory, named)}; continuing "
         f"from iteration {before[-1]}"
     )
     return _native(request, inventory, before[-1], f"iteration {before[-1]} is the newest complete one", warning)
@@ -311,10 +311,17 @@ def _with_explicit_start(plan: ResumePlan, start: int | None) -> ResumePlan:
 def _explicit(inventory: Inventory, iteration: int, option: str) -> LoadSpec:
     if iteration not in inventory.complete:
         raise ResumeError(
-            f"{option}.ckpt_step asks for iteration {iteration} of {inventory.path}, which is not there or not whole. "
+            f"{option}.ckpt_step asks for iteration {iteration} of {inventory.path}, {_why_not(inventory, iteration)}. "
             f"{_what_there_is(inventory)}"
         )
     return LoadSpec(inventory.path, iteration, "native")
+
+
+def _why_not(inventory: Inventory, iteration: int | str) -> str:
+    """Why an iteration that was asked for is none to load."""
+    whys = [one.why for one in inventory.incomplete if one.iteration == iteration]
+    whys += ["no checkpoint" for name in inventory.foreign if iteration_of(name) == iteration]
+    return f"which is not whole ({whys[0]})" if whys else "which is not there"
 
 
 def _require_policy(inventory: Inventory, iteration: int | None, option: str) -> None:

@@ -54,8 +54,9 @@ def pair(asked: int, actor: Saves, critic: Saves, *, must: bool) -> Pair:
         fault = f"{fault}; the critic has no whole iteration {asked}, which the actor is to continue from"
     if not paired:
         raise ResumeError(
-            f"actor and critic have no iteration in common: {fault}. Restore what is missing, or begin anew from the "
-            f"actor's weights: checkpoint.weights_only, checkpoint.load {actor.path}, and another checkpoint.save"
+            f"actor and critic have no iteration in common: {fault}. Restore what is missing, or name where the critic "
+            "was saved (critic.save in the run that saved it, critic.load in another), or begin anew from the actor's "
+            f"weights: checkpoint.weights_only, checkpoint.load {actor.path}, and another checkpoint.save"
         )
     newest, before = paired[-1], [n for n in paired if n < asked]
     if must or not before:

@@ -143,8 +143,8 @@ def _refuse_foreign(target: Path) -> None:
 def _begin(target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     for leftover in target.parent.glob(f"{_DISCARDED}*"):
-        shutil.rmtree(leftover)
-    if target.exists():
+        _remove(leftover)
+    if os.path.lexists(target):
         _discard(target)
     target.mkdir()
     _write_atomically(target / INCOMPLETE, b"A save is under way here, or was cut off.\n")
@@ -179,11 +179,19 @@ def _remove_tracker(inventory: Inventory) -> None:
 
 def _discard(directory: Path) -> None:
     doomed = directory.with_name(_DISCARDED + directory.name)
-    if doomed.exists():
-        shutil.rmtree(doomed)
+    if os.path.lexists(doomed):
+        _remove(doomed)
     directory.rename(doomed)
     _sync(directory.parent)
-    shutil.rmtree(doomed)
+    _remove(doomed)
+
+
+def _remove(path: Path) -> None:
+    """What a link leads to stays."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 def _write_atomically(path: Path, content: bytes) -> None:

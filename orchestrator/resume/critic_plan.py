@@ -9,7 +9,7 @@ from pathlib import Path
 from orchestrator.config import Config
 from orchestrator.resume.critic_saves import beside, left_behind, require_room, save_root, saves
 from state import checkpoints
-from state.checkpoints import Inventory
+from state.checkpoints import Inventory, same_place
 from state.errors import ResumeError
 from state.resume import CriticLoad, LoadSpec, ResumePlan, plan_slot_load
 from state.resume_pair import pair, pairs
@@ -22,35 +22,48 @@ def with_critic(config: Config, made: ResumePlan, own: Path | None, replan: Call
     `own`: where the run's actor is saved. `replan`: the actor's plan from an iteration. Raises `ResumeError`.
     """
     to = save_root(config, own)
-    require_room(to, own)
+    require_room(to, own, config.critic.save)
     if not made.load_optimizer:
-        left = left_behind(made, to)
-        return replace(made, critic=_beginning(config, made), warnings=(*made.warnings, *left))
+        begins = _beginning(config, made)
+        return replace(made, critic=begins, warnings=(*made.warnings, *left_behind(begins, to)))
     assert made.path is not None
     assert made.iteration is not None
     root = Path(made.path)
-    if own is not None and root == own:
-        assert to is not None
-        both = _together(config, made, checkpoints.inspect(to), replan)
-        began = config.critic.load is not None and Path(config.critic.load).absolute() != to
-        return replace(both, reason=f"{both.reason}; critic.load is for its first start") if began else both
+    if same_place(root, own):
+        return _continued(config, made, to, replan)
     if config.critic.load is None:
         return _together(config, made, checkpoints.inspect(beside(root)), replan)
     given = checkpoints.inspect(Path(config.critic.load).absolute())
     if given.is_empty or _is_policy(given):
         return replace(made, critic=_given(config, given))
     if given.ours and not given.critics:
+        kept = checkpoints.inspect(beside(root)).critics
+        instead = f"Leave it out to continue with the critic that was saved with the actor ({beside(root)}), or name"
         raise ResumeError(
-            f"critic.load: {given.path} holds an actor's iterations and no critic's. Leave it out to continue with the "
-            f"critic that was saved with the actor ({beside(root)}), or name where a critic was saved"
+            f"critic.load: {given.path} holds an actor's iterations and no critic's. {instead if kept else 'Name'} "
+            "where a critic was saved"
         )
+    _require_one_step(config, made, given.path)
+    return _together(config, made, given, replan, "critic.load ")
+
+
+def _continued(config: Config, made: ResumePlan, to: Path | None, replan: Callable[[int], ResumePlan]) -> ResumePlan:
+    """From what this run saved itself: `critic.load` was for its first start, where it is another directory."""
+    assert to is not None
+    began = config.critic.load is not None and not same_place(config.critic.load, to)
+    if not began:
+        _require_one_step(config, made, str(to))
+    both = _together(config, made, checkpoints.inspect(to), replan)
+    return replace(both, reason=f"{both.reason}; critic.load is for its first start") if began else both
+
+
+def _require_one_step(config: Config, made: ResumePlan, critics: str) -> None:
     if config.critic.ckpt_step not in (None, made.iteration):
         raise ResumeError(
-            f"the actor continues from iteration {made.iteration} of {root}, and critic.ckpt_step asks for iteration "
-            f"{config.critic.ckpt_step} of {given.path}: both have to continue from one. Name one checkpoint.ckpt_step "
-            "for both, and leave out critic.ckpt_step"
+            f"the actor continues from iteration {made.iteration} of {made.path}, and critic.ckpt_step asks for "
+            f"iteration {config.critic.ckpt_step} of {critics}: both have to continue from one. Name one "
+            "checkpoint.ckpt_step for both, and leave out critic.ckpt_step"
         )
-    return _together(config, made, given, replan, "critic.load ")
 
 
 def _together(
@@ -60,7 +73,8 @@ def _together(
     assert made.path is not None
     assert made.iteration is not None
     must = config.checkpoint.resume == "must" or config.checkpoint.ckpt_step is not None
-    actor = saves(checkpoints.inspect(made.path), Slot.ACTOR)
+    # Whoever names a critic for what Megatron wrote says that they belong together: nothing else does.
+    actor = saves(checkpoints.inspect(made.path), Slot.ACTOR, with_megatrons=bool(option))
     found = pair(made.iteration, actor, saves(critics, Slot.CRITIC, option), must=must)
     if found.warning is not None:
         made = replan(found.iteration)
@@ -80,9 +94,11 @@ def _beginning(config: Config, made: ResumePlan) -> CriticLoad:
         if made.iteration in pairs(actor, critic):
             return CriticLoad(LoadSpec(there.path, made.iteration, "native"), load_optimizer=False, fresh_head=False)
         if made.iteration in actor.critics:
+            another = f"iteration {made.iteration} in {there.path} was saved with another actor"
+            why = another if made.iteration in critic.critics else str(critic)
             raise ResumeError(
-                f"the critic that was saved with {made.load} is missing or not whole: {critic}. Name another iteration "
-                f"with checkpoint.ckpt_step, or what the critic begins with: critic.load {made.path} for a fresh one"
+                f"the critic that was saved with {made.load} is not there: {why}. Name another iteration with "
+                f"checkpoint.ckpt_step, or what the critic begins with: critic.load {made.path} for a fresh one"
             )
     return CriticLoad(made.load, load_optimizer=False, fresh_head=True)
 

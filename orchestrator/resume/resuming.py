@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from orchestrator.data.context import vocab_size
 from orchestrator.resume import changing_slots, critic_plan, critic_saves, data_state
 from orchestrator.resume.fingerprints import differing, fingerprints, model_fingerprint
 from state import checkpoints
-from state.checkpoints import Inventory, Marker
+from state.checkpoints import Inventory, Marker, iteration_of, same_place
 from state.errors import ResumeError
 from state.resume import LoadSpec, NoBase, ResumePlan, ResumeRequest, plan_resume, plan_slot_load
 
@@ -51,12 +50,11 @@ def plan(config: Config) -> ResumePlan:
 
 def _plan_actor(config: Config, ckpt_step: int | None) -> ResumePlan:
     root, saved, checkpoint = load_root(config), save_root(config), config.checkpoint
-    inventory = None
-    if saved is not None and saved != root and checkpoint.ckpt_step is None:
-        inventory = checkpoints.inspect(saved)
-    begun = inventory is not None and bool(inventory.ours)
-    if not begun:
-        inventory = checkpoints.inspect(root) if root is not None else None
+    kept = checkpoints.inspect(saved) if saved is not None else None
+    may_have_begun = checkpoint.ckpt_step is None and not same_place(saved, root)
+    begun = kept is not None and bool(kept.ours) and may_have_begun
+    there = checkpoints.inspect(root) if root is not None else None
+    inventory = kept if begun else there
     request = ResumeRequest(
         load=inventory.path if inventory is not None else None,
         base=_base(config),
@@ -67,13 +65,34 @@ def _plan_actor(config: Config, ckpt_step: int | None) -> ResumePlan:
         start_rollout_id=config.loop.start_rollout_id,
     )
     made = _of_the_same(config, plan_resume(request, inventory), inventory)
+    if request.weights_only and made.source == "fresh" and checkpoint.load is not None:
+        raise ResumeError(f"checkpoint.weights_only begins with weights, and {request.load} (checkpoint.load) has none")
     if made.source == "native" and not made.load_optimizer and is_saved_over(config, made.path):
         raise ResumeError(
             f"checkpoint.weights_only begins anew at rollout 0 from {made.load}, and this run would save over what is "
             f"there. Keep checkpoint.load {made.path}, and name another checkpoint.save"
         )
+    if kept is not None and checkpoint.save_interval is not None:
+        _require_room(kept, made)
     unused = f"; checkpoint.load is for its first start, and {saved} holds saves already"
     return replace(made, reason=made.reason + unused) if begun else made
+
+
+def _require_room(kept: Inventory, made: ResumePlan) -> None:
+    """`ResumeError` where the run would come to what it must not save over, with the rollouts before that in vain."""
+    ahead = [f"iteration {n}, which is of a critic" for n in kept.critics]
+    ahead += [f"iteration {n}, which is Megatron's own" for n in kept.megatron if n >= made.start_rollout_id]
+    ahead += [f"{name}, which is no checkpoint of ours" for name in kept.foreign if _comes_to(name, made)]
+    if ahead:
+        raise ResumeError(
+            f"checkpoint.save: {kept.path} holds {ahead[0]}, and this run would save there. Move it away, or name "
+            "another checkpoint.save"
+        )
+
+
+def _comes_to(name: str, made: ResumePlan) -> bool:
+    iteration = iteration_of(name)
+    return iteration is not None and iteration >= made.start_rollout_id
 
 
 def plan_ref(config: Config) -> LoadSpec | None:
@@ -97,14 +116,13 @@ def plan_teacher(config: Config) -> LoadSpec | None:
 
 def is_saved_over(config: Config, directory: str | None) -> bool:
     """Whether this run saves its checkpoints into `directory`."""
-    root = save_root(config) if config.checkpoint.save_interval is not None else None
-    return directory is not None and root is not None and os.path.abspath(directory) == os.path.abspath(root)
+    return config.checkpoint.save_interval is not None and same_place(directory, save_root(config))
 
 
 def continues_itself(config: Config) -> bool:
     """Whether the same command continues from what this run saves, with everything that it saves."""
     checkpoint = config.checkpoint
-    begins_elsewhere = load_root(config) != save_root(config)
+    begins_elsewhere = not same_place(load_root(config), save_root(config))
     return (
         checkpoint.save_interval is not None
         and checkpoint.ckpt_step is None
@@ -124,7 +142,7 @@ def protected(config: Config) -> tuple[int, ...]:
     for frozen in (config.ref, config.teacher):
         if is_saved_over(config, frozen.load):
             steps.append(frozen.ckpt_step)
-    if config.critic.load is not None and Path(config.critic.load).absolute() == critic_save_root(config):
+    if same_place(config.critic.load, critic_save_root(config)):
         steps.append(config.critic.ckpt_step)
     if is_saved_over(config, str(load_root(config))):
         steps.append(config.checkpoint.ckpt_step)
@@ -183,11 +201,12 @@ def _of_the_same(config: Config, made: ResumePlan, inventory: Inventory | None) 
 
 def _with_told_critic(config: Config, made: ResumePlan) -> ResumePlan:
     """`made`, unless the critic's checkpoint does not say what it is, is of another model, or is damaged."""
-    if made.critic is None or not made.critic.load_optimizer:
-        return made
+    assert made.critic is not None
     load = made.critic.load
-    assert load.path is not None
-    assert load.iteration is not None
+    if load == made.load or load.path is None or load.iteration is None:
+        return made
+    if load.iteration not in checkpoints.inspect(load.path).ours:
+        return made
     directory = checkpoints.iteration_dir(load.path, load.iteration)
     marker = checkpoints.read_marker(directory)
     untold = _untold(config, directory, marker)

@@ -277,3 +277,27 @@ def test_a_tracker_names_an_iteration_or_release(text: str, named: int | str | N
 def test_a_marker_is_json_that_people_can_read(tmp_path: Path) -> None:
     directory = save(tmp_path, 4)
     assert json.loads((directory / "slotwise.json").read_text())["iteration"] == 4
+
+
+def test_a_save_of_ours_that_lost_its_marker_is_not_megatrons(tmp_path: Path) -> None:
+    directory = checkpoints.iteration_dir(tmp_path, 3)
+    directory.mkdir()
+    (directory / "metadata.json").write_text("{}")
+    assert checkpoints.inspect(tmp_path).megatron == (3,)
+    (directory / checkpoints.DATA).write_text("{}")
+    found = checkpoints.inspect(tmp_path)
+    assert found.megatron == ()
+    assert [str(one) for one in found.incomplete] == ["iter_0000003 (slotwise.json is missing beside data.json)"]
+
+
+def test_a_link_to_an_iteration_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+    root = tmp_path / "ckpt"
+    saves.begin(tmp_path / "old", 1)
+    saves.commit(tmp_path / "old", 1, {"digest": "d"}, None)
+    root.mkdir()
+    checkpoints.iteration_dir(root, 1).symlink_to(checkpoints.iteration_dir(tmp_path / "old", 1))
+    for _ in range(2):
+        saves.begin(root, 1)
+        saves.commit(root, 1, {"digest": "e"}, keep=1)
+    assert checkpoints.inspect(tmp_path / "old").ours == (1,)
+    assert not checkpoints.iteration_dir(root, 1).is_symlink()

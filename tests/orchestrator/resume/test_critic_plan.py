@@ -217,7 +217,8 @@ def test_nothing_is_saved_over_the_critic_of_another_run(tmp_path: Path) -> None
     onto = ("--critic.save", str(tmp_path / "old-critic"))
     for begins in ((), ("--checkpoint.load", str(tmp_path / "old"))):
         with pytest.raises(
-            ResumeError, match=rf"iteration 0 of the critic of another run \({tmp_path}/old\) \(and 1 more"
+            ResumeError,
+            match=rf"iteration 0 of the critic that was saved with the actor in {tmp_path}/old \(and 1 more",
         ):
             resuming.plan(config(tmp_path, *begins, *onto))
 
@@ -281,3 +282,88 @@ def test_a_critic_of_another_model_is_refused_unless_that_is_accepted(tmp_path: 
         resuming.plan(asked)
     accepted = resuming.plan(config(tmp_path, "--checkpoint.allow_mismatch", "model"))
     assert any("ckpt-critic" in warning and "another model" in warning for warning in accepted.warnings)
+
+
+def of_megatron(root: Path, iteration: int) -> None:
+    directory = checkpoints.iteration_dir(root, iteration)
+    directory.mkdir(parents=True)
+    (directory / "metadata.json").write_text("{}")
+    (root / checkpoints.TRACKER).write_text(str(iteration))
+
+
+def test_what_megatron_wrote_names_no_critic_and_has_one_only_where_that_is_said(tmp_path: Path) -> None:
+    of_megatron(tmp_path / "old", 3)
+    begins = ("--checkpoint.load", str(tmp_path / "old"))
+    saved(tmp_path / "old-critic", config(tmp_path), "critic", 3)
+    with pytest.raises(ResumeError, match=r"iteration 3 is Megatron's own, which names no critic.* critic\.load"):
+        resuming.plan(config(tmp_path, *begins))
+    said = resuming.plan(config(tmp_path, *begins, "--critic.load", str(tmp_path / "old-critic")))
+    assert said.critic == of_critic(tmp_path / "old-critic", 3)
+
+
+@pytest.mark.parametrize("left", [checkpoints.DATA, checkpoints.PROBE])
+def test_an_actor_that_lost_its_marker_is_no_partner_of_any_critic(tmp_path: Path, left: str) -> None:
+    asked = config(tmp_path)
+    saved(tmp_path / "ckpt", asked, "actor", 0, 1)
+    saved(tmp_path / "ckpt-critic", asked, "critic", 0)
+    saved(tmp_path / "ckpt-critic", asked, "critic", 1, critic="another")
+    newest = tmp_path / "ckpt" / "iter_0000001"
+    for name in (checkpoints.MARKER, checkpoints.DATA):
+        (newest / name).unlink()
+    (newest / "metadata.json").write_text("{}")
+    (newest / left).write_text("{}")
+    plan = resuming.plan(asked)
+    assert plan.critic == of_critic(tmp_path / "ckpt-critic", 0)
+    assert f"which is not whole (slotwise.json is missing beside {left})" in plan.warnings[0]
+
+
+def test_a_step_of_the_critic_alone_is_refused_where_it_continues_with_its_actor(tmp_path: Path) -> None:
+    asked = config(tmp_path)
+    saved(tmp_path / "ckpt", asked, "actor", 0, 1)
+    saved(tmp_path / "ckpt-critic", asked, "critic", 0, 1)
+    own = ("--critic.load", str(tmp_path / "ckpt-critic"), "--critic.ckpt_step", "0")
+    with pytest.raises(ResumeError, match=r"critic\.ckpt_step asks for iteration 0 of .*ckpt-critic"):
+        resuming.plan(config(tmp_path, *own))
+
+
+def test_a_critic_that_gives_weights_alone_is_of_the_same_model_too(tmp_path: Path) -> None:
+    asked = config(tmp_path)
+    other = asked.model_copy(
+        update={"model": asked.model.model_copy(update={"config": {**(asked.model.config or {}), "hidden_size": 96}})}
+    )
+    saved(tmp_path / "pretrained", other, "critic", 6)
+    with pytest.raises(ResumeError, match="pretrained/iter_0000006 was saved by a run with another model"):
+        resuming.plan(config(tmp_path, "--critic.load", str(tmp_path / "pretrained")))
+
+
+def test_a_critic_beside_converted_weights_is_told_to_be_left(tmp_path: Path) -> None:
+    asked = config(tmp_path)
+    saved(tmp_path / "ckpt-critic", asked, "critic", 0, 1)
+    saves.begin_release(tmp_path / "ckpt")
+    saves.commit_release(tmp_path / "ckpt", {"digest": "d", "dtype": "float32"})
+    plan = resuming.plan(asked)
+    assert (plan.source, plan.start_rollout_id) == ("release", 0)
+    assert any("ckpt-critic holds a critic's iterations up to 1" in warning for warning in plan.warnings)
+
+
+def test_a_file_beside_the_critics_own_saves_does_no_harm(tmp_path: Path) -> None:
+    asked = config(tmp_path)
+    saved(tmp_path / "ckpt", asked, "actor", 0)
+    saved(tmp_path / "ckpt-critic", asked, "critic", 0)
+    (tmp_path / "ckpt-critic" / "README").touch()
+    assert resuming.plan(asked).critic == of_critic(tmp_path / "ckpt-critic", 0)
+    (tmp_path / "ckpt-critic" / "iter_0000007").write_text("a file")
+    with pytest.raises(ResumeError, match="iter_0000007, which is no checkpoint of ours"):
+        resuming.plan(asked)
+
+
+def test_whichever_way_leads_there_a_directory_is_the_same(tmp_path: Path) -> None:
+    asked = config(tmp_path)
+    saved(tmp_path / "ckpt", asked, "actor", 0, 1)
+    saved(tmp_path / "ckpt-critic", asked, "critic", 0, 1)
+    (tmp_path / "link").symlink_to(tmp_path / "ckpt")
+    for same in (tmp_path / "link", tmp_path / "ckpt-critic" / ".." / "ckpt"):
+        back = ("--checkpoint.load", str(same), "--checkpoint.ckpt_step", "0")
+        assert resuming.plan(config(tmp_path, *back)).critic == of_critic(tmp_path / "ckpt-critic", 0)
+        with pytest.raises(ResumeError, match="this run would save over what is there"):
+            resuming.plan(config(tmp_path, *back, "--checkpoint.weights_only"))
