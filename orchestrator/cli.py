@@ -171,7 +171,9 @@ def _print_dry_run(config: Config, plan: ResumePlan, auxiliary: Sequence[SlotLoa
 
 
 def _print_start(config: Config, plan: ResumePlan, auxiliary: Sequence[SlotLoad]) -> None:
-    print(f"# starts at rollout {plan.start_rollout_id} of {num_rollouts(config)}: {plan.reason}")
+    first, total = plan.start_rollout_id + 1, num_rollouts(config)
+    begins = f"starts with rollout {first}/{total}" if first <= total else f"has no rollout to do of {total}"
+    print(f"# {begins}: {plan.reason}")
     print(f"# actor: {plan.load}")
     for one in auxiliary:
         print(f"# {one}: {one.load}")

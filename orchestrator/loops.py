@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from orchestrator.batching import num_rollouts
 from orchestrator.config import Config
 from orchestrator.running.interrupts import StopAsked
+from state.checkpoints import iteration_dir
 
 
 class Run(Protocol):
@@ -100,7 +101,8 @@ def train_loop(run: Run, config: Config, start: int) -> None:
             # What is still being generated is not waited for: its prompts come again.
             run.save(trained)
         run.finish_saves()
-        raise StopAsked(f"{stop}; saved after rollout {trained}, from where the same command continues") from None
+        name = iteration_dir("", trained).name
+        raise StopAsked(f"{stop}; saved as {name}, from where the same command continues") from None
     except Exception as error:
         try:
             run.finish_saves()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,9 @@ class AuditReport:
     def summary(self) -> str:
         """The verdict, what it rests on, and a line for each rank and engine."""
         lines = [
-            f"{self.run_dir}: {len(self.ranks)} ranks, {len(self.engines)} engines, {len(self.driver.starts)} starts",
-            "every invariant that journals can show holds" if self.ok else f"{len(self.findings)} violations",
+            f"{self.run_dir}: {_count(self.ranks, 'rank')}, {_count(self.engines, 'engine')}, "
+            f"{_count(self.driver.starts, 'start')}",
+            "every invariant that journals can show holds" if self.ok else _count(self.findings, "violation"),
         ]
         for title, what in (("violations", self.findings), ("events", self.events)):
             if what:
@@ -114,6 +115,10 @@ def _engine_line(history: EngineHistory) -> str:
 def _moment(entry: Entry) -> dict[str, Any]:
     more = ("rollout_id", "publish_id", "provenance", "detail")
     return {name: entry.get(name) for name in _MOMENT} | {name: entry[name] for name in more if name in entry}
+
+
+def _count(things: Sized, name: str) -> str:
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
 
 
 def _story(start: Start) -> list[str]:

@@ -151,7 +151,7 @@ class _Gang:
                 made = " and ".join(map(str, sorted(wanted)))
                 what = f"{history.name} took old_actor@{version} for the policy that made rollout {rollout_id}; it was"
                 self._wrong(history, life.commits[rollout_id][0], "I9", f"{what} {made}")
-        if missing := wanted - used:
+        if self._lives and (missing := wanted - used):
             versions = " and ".join(map(str, sorted(missing)))
             names = ", ".join(history.name for history, _ in list(self._lives.values())[:5])
             what = f"none of {names} took old_actor@{versions} for the policy that made rollout {rollout_id}"

@@ -89,8 +89,10 @@ class StoredRows:
             digest.update(chunk)
         self.fingerprint = digest.hexdigest()[:16]
         if table.small:
-            for index in self._selected:
-                self._row(index)
+            labelled = [self._row(index).label is not None for index in self._selected]
+            if label_key != DataConfig.model_fields["label_key"].default and not any(labelled):
+                first = ", ".join(table.value(self._selected[0]))
+                raise DataError(f"data.label_key {label_key!r}: no row of {at.path} has one; the first has: {first}")
 
     @property
     def size(self) -> int | None:

@@ -87,11 +87,11 @@ def to_yaml(config: Config) -> str:
 def nearest(name: str, valid: Iterable[str]) -> str:
     """`; did you mean X?` for the nearest of the valid names, or nothing when none is near. Of one name in several
     sections all are named."""
-    names = list(valid)
+    names, name = list(valid), name.replace("-", "_")
     last = name.rpartition(".")[2]
     begun = [other for other in names if name and other.startswith(name)]
     same = [other for other in names if other.rpartition(".")[2] == last]
-    if not begun and len(same) > 1:
+    if same and not begun:
         return f"; did you mean {' or '.join(same)}?"
     close = begun[:1] or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if not close:

@@ -54,8 +54,8 @@ def _telling_how_to_go_on(config: Config, console: Console) -> Iterator[None]:
     except (KeyboardInterrupt, Terminated):
         if resuming.continues_itself(config):
             with suppress(ResumeError):  # what is wrong with a checkpoint is said by the next start
-                start = resuming.plan(config).start_rollout_id
-                console.print(f"the same command goes on at rollout {start} of {num_rollouts(config)}")
+                first = resuming.plan(config).start_rollout_id + 1
+                console.print(f"the same command goes on with rollout {first}/{num_rollouts(config)}", markup=False)
         raise
 
 

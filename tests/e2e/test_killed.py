@@ -60,8 +60,8 @@ def test_asked_to_end_by_sigterm_it_saves_first_and_the_same_command_continues(p
     assert process.returncode == 130, output
     until(lambda: not alive(family), "every process that the run had started is gone", timeout_s=60)
     last = lines(run_dir / "metrics.jsonl")[-1]["step"]
-    assert f"saved after rollout {last}" in output
-    assert f"the same command goes on at rollout {last + 1} of 1000" in output
+    assert f"saved as iter_{last:07d}" in output
+    assert f"the same command goes on with rollout {last + 2}/1000" in output
     assert marker(run_dir / "checkpoints", last)["version"] == last + 1
     dry = place.run("train", config, "--dry-run", "--json")
     assert json.loads(dry.output.splitlines()[-1])["resume"]["start_rollout_id"] == last + 1

@@ -65,7 +65,7 @@ def test_a_node_that_is_drained_ends_the_run_with_a_save(cluster: Cluster, tmp_p
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
     last = lines(run_dir / "metrics.jsonl")[-1]["step"]
-    assert f"node {node.node_id[:12]} is being taken away; saved after rollout {last}" in output
+    assert f"node {node.node_id[:12]} is being taken away; saved as iter_{last:07d}" in output
     assert marker(run_dir / "checkpoints", last)["version"] == last + 1
     assert place.run("audit", run_dir).code == 0
     assert not ray.is_initialized()

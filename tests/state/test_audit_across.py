@@ -84,6 +84,14 @@ def test_a_behaviour_policy_that_nobody_computed_with_is_found(run_dir: Path) ->
     found(run_dir, "none of actor/0, actor/1 took old_actor@2 for the policy that made rollout 1, and it was that")
 
 
+def test_without_a_rank_to_ask_its_journal_is_what_is_missing(run_dir: Path) -> None:
+    for journal in (run_dir / "journal").glob("actor-*.jsonl"):
+        journal.unlink()
+    said = findings(run_dir)
+    assert any("no journal" in one for one in said)
+    assert not any("took old_actor" in one for one in said)
+
+
 # ---- starts --------------------------------------------------------------------------------------------------------
 
 

@@ -155,6 +155,13 @@ def test_a_row_that_is_none_is_named_when_it_is_read(tmp_path: Path, store: Call
         read(path, input_key="question")
 
 
+def test_a_label_that_was_asked_for_and_no_row_has_is_named_with_what_there_is(tmp_path: Path) -> None:
+    unlabelled = jsonl(tmp_path, [{"prompt": "1", "answer": "2"}])
+    assert read(unlabelled) == [("1", None, {"answer": "2"})]
+    with pytest.raises(DataError, match=r"data\.label_key 'answr': no row of .*; the first has: prompt, answer"):
+        read(unlabelled, label_key="answr")
+
+
 def test_a_directory_that_is_no_dataset_is_said_with_what_would_be(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"without state\.json: expected a JSONL or Parquet file, or .*save_to_disk"):
         read(tmp_path)

@@ -73,6 +73,11 @@ def test_an_option_in_the_wrong_section_is_found_where_it_belongs(written: Any) 
     assert "did you mean train.lr or critic.lr?" in problem.message
 
 
+def test_a_flag_without_its_section_is_found_where_it_belongs() -> None:
+    (problem,) = problems(None, "--rollout-batch-size", "8")
+    assert "did you mean rollout.rollout_batch_size?" in problem.message
+
+
 @pytest.mark.parametrize("flag", ["--train.l", "--train.num_work", "--tr.lr", "--lr", "--train.num-workers", "--train"])
 def test_an_abbreviated_or_incomplete_flag_is_refused(flag: str) -> None:
     (problem,) = problems(None, flag, "1")
