@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from workers.megatron.lean_import import compiles
+
 REPO = Path(__file__).parents[2]
 SCRIPT = """
 import sys
@@ -30,3 +32,9 @@ def test_a_rank_loads_no_wandb_and_a_compiler_only_where_it_compiles() -> None:
     ended = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split() == []
+
+
+def test_who_lets_torch_compile_keeps_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for said, expected in (("1", False), ("0", True)):
+        monkeypatch.setenv("TORCHDYNAMO_DISABLE", said)
+        assert compiles() is expected
