@@ -179,7 +179,7 @@ def _print_start(config: Config, plan: ResumePlan, auxiliary: Sequence[SlotLoad]
         print(f"# {one}: {one.load}")
     if plan.critic is not None:
         print(f"# critic: {plan.critic}")
-    if plan.start_rollout_id >= num_rollouts(config) > 0:
+    if first > total > 0:
         print("# every rollout is done already; a larger loop.num_rollout or num_epoch goes on from here", flush=True)
 
 

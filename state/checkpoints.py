@@ -109,6 +109,11 @@ class Inventory:
         return tuple(sorted({*self.ours, *self.megatron}))
 
     @property
+    def strangers(self) -> tuple[int, ...]:
+        """Iterations whose directory has the name and is no checkpoint, ascending."""
+        return tuple(sorted(n for n in map(iteration_of, self.foreign) if n is not None))
+
+    @property
     def tracker_path(self) -> str:
         return str(Path(self.path) / TRACKER)
 

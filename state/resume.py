@@ -320,7 +320,7 @@ def _explicit(inventory: Inventory, iteration: int, option: str) -> LoadSpec:
 def _why_not(inventory: Inventory, iteration: int | str) -> str:
     """Why an iteration that was asked for is none to load."""
     whys = [one.why for one in inventory.incomplete if one.iteration == iteration]
-    whys += ["no checkpoint" for name in inventory.foreign if iteration_of(name) == iteration]
+    whys += ["no checkpoint"] if iteration in inventory.strangers else []
     return f"which is not whole ({whys[0]})" if whys else "which is not there"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from orchestrator.config import Config
 from state import checkpoints
-from state.checkpoints import Inventory, iteration_of, same_place
+from state.checkpoints import Inventory, same_place
 from state.errors import ResumeError
 from state.resume import CriticLoad
 from state.resume_pair import Saves, pairs
@@ -64,7 +64,8 @@ def require_room(root: Path | None, actor: Path | None, named: str | None) -> No
     held += [f"iteration {n}, which is Megatron's own" for n in there.megatron]
     held += ["a converted checkpoint"] if there.has_release else []
     # Other files in a directory of ours do no harm.
-    strangers = [name for name in there.foreign if not there.critics or iteration_of(name) is not None]
+    taken = [checkpoints.iteration_dir("", n).name for n in there.strangers]
+    strangers = taken if there.critics else there.foreign
     held += [f"{name}, which is no checkpoint of ours" for name in strangers]
     if same_place(root, actor):
         held = [f"what is saved as the actor's in {actor}: both are one directory"]

@@ -11,7 +11,7 @@ from orchestrator.data.context import vocab_size
 from orchestrator.resume import changing_slots, critic_plan, critic_saves, data_state
 from orchestrator.resume.fingerprints import differing, fingerprints, model_fingerprint
 from state import checkpoints
-from state.checkpoints import Inventory, Marker, iteration_of, same_place
+from state.checkpoints import Inventory, Marker, same_place
 from state.errors import ResumeError
 from state.resume import LoadSpec, NoBase, ResumePlan, ResumeRequest, plan_resume, plan_slot_load
 
@@ -53,8 +53,7 @@ def _plan_actor(config: Config, ckpt_step: int | None) -> ResumePlan:
     kept = checkpoints.inspect(saved) if saved is not None else None
     may_have_begun = checkpoint.ckpt_step is None and not same_place(saved, root)
     begun = kept is not None and bool(kept.ours) and may_have_begun
-    there = checkpoints.inspect(root) if root is not None else None
-    inventory = kept if begun else there
+    inventory = kept if begun or root is None or root == saved else checkpoints.inspect(root)
     request = ResumeRequest(
         load=inventory.path if inventory is not None else None,
         base=_base(config),
@@ -82,17 +81,13 @@ def _require_room(kept: Inventory, made: ResumePlan) -> None:
     """`ResumeError` where the run would come to what it must not save over, with the rollouts before that in vain."""
     ahead = [f"iteration {n}, which is of a critic" for n in kept.critics]
     ahead += [f"iteration {n}, which is Megatron's own" for n in kept.megatron if n >= made.start_rollout_id]
-    ahead += [f"{name}, which is no checkpoint of ours" for name in kept.foreign if _comes_to(name, made)]
+    strangers = [n for n in kept.strangers if n >= made.start_rollout_id]
+    ahead += [f"{checkpoints.iteration_dir('', n).name}, which is no checkpoint of ours" for n in strangers]
     if ahead:
         raise ResumeError(
             f"checkpoint.save: {kept.path} holds {ahead[0]}, and this run would save there. Move it away, or name "
             "another checkpoint.save"
         )
-
-
-def _comes_to(name: str, made: ResumePlan) -> bool:
-    iteration = iteration_of(name)
-    return iteration is not None and iteration >= made.start_rollout_id
 
 
 def plan_ref(config: Config) -> LoadSpec | None:
@@ -205,10 +200,10 @@ def _with_told_critic(config: Config, made: ResumePlan) -> ResumePlan:
     load = made.critic.load
     if load == made.load or load.path is None or load.iteration is None:
         return made
-    if load.iteration not in checkpoints.inspect(load.path).ours:
-        return made
     directory = checkpoints.iteration_dir(load.path, load.iteration)
-    marker = checkpoints.read_marker(directory)
+    marker = checkpoints.classify(directory, load.iteration)
+    if not isinstance(marker, Marker):
+        return made
     untold = _untold(config, directory, marker)
     others = _others(config, directory, marker, {"model": model_fingerprint(config)})
     checkpoints.read_probe(directory)

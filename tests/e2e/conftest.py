@@ -34,8 +34,10 @@ def base(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Base:
     """Made by whichever of the test processes needs it first, for all of them."""
     own = tmp_path_factory.getbasetemp()
     place = Place((own if worker_id == "master" else own.parent) / "base")
-    with FileLock(place.path.with_suffix(".lock"), timeout=250):
-        if not place.path.exists():
-            place.path.mkdir()
+    whole = place.path / "whole"
+    with FileLock(place.path.with_suffix(".lock"), timeout=400):
+        if not whole.exists():
+            place.path.mkdir(exist_ok=True)
             place.train("tiny", BASE)
+            whole.touch()
     return Base(place.path / "tiny")

@@ -89,8 +89,12 @@ def command(spec: ServerSpec, model_path: str, ports: Sequence[int]) -> list[str
         "skip_server_warmup": True,
     }
     if on_cpu:
-        ours |= {"attention_backend": "torch_native", "disable_cuda_graph": True, "max_total_tokens": 16384}
-        ours |= {"sleep_on_idle": True}  # else its scheduler spins on a core that ranks and other engines need
+        ours |= {
+            "attention_backend": "torch_native",
+            "disable_cuda_graph": True,
+            "max_total_tokens": 16384,
+            "sleep_on_idle": True,  # else its scheduler spins on a core that ranks and other engines need
+        }
     module = "workers.rollout.sglang_launch" if on_cpu else "sglang.launch_server"
     return [spec.options.python, "-m", module, *flags(ours | dict(spec.options.server))]
 

@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from orchestrator.config import Config
 from orchestrator.resume import resuming
 from orchestrator.resume.continuity import expected
-from orchestrator.resume.fingerprints import fingerprints
 from state import checkpoints, saves
 from state.errors import ResumeError
 from state.resume import CriticLoad, LoadSpec
+from tests.orchestrator.resume.stored import DATA, of_megatron, saved
 from tests.orchestrator.valid_config import with_flags
 
-CURSOR = {"fingerprint": "f", "position": 0, "epoch": 0, "next_group_id": 0, "left_out": 0}
-DATA: dict[str, Any] = {"cursor": CURSOR, "waiting": []}
 PPO = ("--algorithm.advantage_estimator", "ppo")
 
 
 def config(root: Path, *flags: str) -> Config:
     where = ("--checkpoint.save", str(root / "ckpt"), "--checkpoint.save_interval", "1")
     return with_flags(root, *PPO, *where, *flags)
-
-
-def saved(root: Path, config: Config, role: str, *iterations: int, critic: str | None = "critic") -> None:
-    """Checkpoints of `role`; `critic`: the digest of the critic, which an actor was saved with."""
-    beside = {"critic": critic} if role == "actor" else {"actor": str(root).removesuffix("-critic")}
-    for iteration in iterations:
-        directory = saves.begin(root, iteration)
-        if role == "actor":
-            saves.write_data(directory, DATA)
-        marker: dict[str, Any] = beside | {"role": role, "digest": critic if role == "critic" else role, "slots": []}
-        marker |= {"dtype": config.model.dtype, "fingerprint": fingerprints(config)}
-        saves.commit(root, iteration, marker, None)
 
 
 def of_critic(path: Path, iteration: int, *, optimizer: bool = True) -> CriticLoad:
@@ -282,13 +267,6 @@ def test_a_critic_of_another_model_is_refused_unless_that_is_accepted(tmp_path: 
         resuming.plan(asked)
     accepted = resuming.plan(config(tmp_path, "--checkpoint.allow_mismatch", "model"))
     assert any("ckpt-critic" in warning and "another model" in warning for warning in accepted.warnings)
-
-
-def of_megatron(root: Path, iteration: int) -> None:
-    directory = checkpoints.iteration_dir(root, iteration)
-    directory.mkdir(parents=True)
-    (directory / "metadata.json").write_text("{}")
-    (root / checkpoints.TRACKER).write_text(str(iteration))
 
 
 def test_what_megatron_wrote_names_no_critic_and_has_one_only_where_that_is_said(tmp_path: Path) -> None:

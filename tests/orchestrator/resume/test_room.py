@@ -9,7 +9,7 @@ import pytest
 from orchestrator.config import Config
 from orchestrator.resume import resuming
 from state.errors import ResumeError
-from tests.orchestrator.resume.test_critic_plan import of_megatron, saved
+from tests.orchestrator.resume.stored import of_megatron, saved
 from tests.orchestrator.valid_config import with_flags
 
 
@@ -48,3 +48,9 @@ def test_weights_alone_of_nothing_are_refused(tmp_path: Path) -> None:
     asked = ("--checkpoint.weights_only", "--checkpoint.load", str(tmp_path / "nope"))
     with pytest.raises(ResumeError, match=r"begins with weights, and .*/nope \(checkpoint\.load\) has none"):
         resuming.plan(config(tmp_path, *asked))
+
+
+def test_where_a_run_began_is_not_read_any_more_once_it_has_saved(tmp_path: Path) -> None:
+    saved(tmp_path / "ckpt", config(tmp_path), "actor", 2)
+    (tmp_path / "old").write_text("a file")
+    assert resuming.plan(config(tmp_path, "--checkpoint.load", str(tmp_path / "old"))).start_rollout_id == 3
